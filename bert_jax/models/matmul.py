@@ -33,24 +33,29 @@ def dense_group(
     outputs = tuple(jnp.einsum("...I,IO->...O", x, kernel) for kernel in cast)
     if not biases:
         return outputs
-    return tuple(_add_bias(y, bias) for y, bias in zip(outputs, biases, strict=True))
+    add = _add_rounded_bias if target().platform == "gpu" else _add_bias
+    return tuple(add(y, bias) for y, bias in zip(outputs, biases, strict=True))
+
+
+def _add_bias(y: Array, bias: Array) -> Array:
+    # In float32, as the gradient of a bias then is, which is a sum over all tokens.
+    return (y + bias).astype(y.dtype)
 
 
 @jax.custom_jvp
-def _add_bias(y: Array, bias: Array) -> Array:
-    """Return `y + bias` in the dtype of `y`, as a GPU's library of matmuls adds it.
+def _add_rounded_bias(y: Array, bias: Array) -> Array:
+    """Return `y + bias` in the dtype of `y`, as cuBLAS adds it while it writes a product.
 
-    The gradient of the bias is float32, since it is a sum over all tokens.
+    The gradients are those of `_add_bias`.
     """
     return y + bias.astype(y.dtype)
 
 
-@_add_bias.defjvp
-def _add_bias_jvp(
+@_add_rounded_bias.defjvp
+def _add_rounded_bias_jvp(
     operands: tuple[Array, Array], tangents: tuple[Array, Array]
 ) -> tuple[Array, Array]:
-    by_y, by_bias = tangents
-    return _add_bias(*operands), (by_y.astype(by_bias.dtype) + by_bias).astype(by_y.dtype)
+    return _add_rounded_bias(*operands), _add_bias(*tangents)
 
 
 def logits_from_embeddings(
