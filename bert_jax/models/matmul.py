@@ -55,7 +55,8 @@ def _add_rounded_bias(y: Array, bias: Array) -> Array:
 def _add_rounded_bias_jvp(
     operands: tuple[Array, Array], tangents: tuple[Array, Array]
 ) -> tuple[Array, Array]:
-    return _add_rounded_bias(*operands), _add_bias(*tangents)
+    (y, bias), (by_y, by_bias) = operands, tangents
+    return _add_rounded_bias(y, bias), _add_bias(by_y, by_bias)
 
 
 def logits_from_embeddings(
