@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shlex
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ import safetensors
 from bert_jax.config import DataFiles, ModelConfig
 from bert_jax.convert import config_json, names, tokenizer_files
 from bert_jax.convert.names import Converted, Tensors
-from bert_jax.errors import UserError, first_line
+from bert_jax.errors import UserError, first_line, refuse
 from bert_jax.models.architecture import architecture as architecture_of
 from bert_jax.models.exchange import COMPANION_FOLDER, Head
 from bert_jax.models.positions import position_kind
@@ -116,12 +117,30 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
         converted = dataclasses.replace(converted, max_length=_max_length(path), data=data)
     tokenizer = tokenizer_loading.load(path)
     config_json.check_tokenizer(path, tokenizer, config, values)
+    refuse(
+        first not in (0, tokenizer.pad_id + 1),
+        f"{file} has the pad_token_id {first - 1}, and its tokenizer pads with "
+        f"{tokenizer.pad_id}; transformers gives token {first - 1} of a text no position",
+        fix="correct the one that is wrong",
+    )
+    _warn_of_pairs(path, tokenizer, config)
     beside = path / COMPANION_FOLDER
     if exchange.companion_modules and not task and is_huggingface(beside):
         companion, its, _ = load(beside)
         config, params = exchange.join(config, converted.params, companion, its.params, str(beside))
         converted = dataclasses.replace(converted, params=params)
     return config, converted, tokenizer
+
+
+def _warn_of_pairs(path: Path, tokenizer: Tokenizer, config: ModelConfig) -> None:
+    """Warn of a tokenizer that joins two texts otherwise than its architecture does."""
+    expected, found = architecture_of(config).separators, tokenizer.separators
+    if found and found != expected:
+        warnings.warn(
+            f"{path}: between two texts its tokenizer has {found} of [SEP], and a "
+            f"{config.model_type} here {expected}, so what it predicts of pairs differs",
+            stacklevel=2,
+        )
 
 
 def save(
@@ -224,14 +243,17 @@ def open_weights(path: Path) -> Tensors:
 
 
 def _files(path: Path) -> list[Path]:
+    if (path / _FILE).exists():  # even beside an index, which may be of older weights
+        return [path / _FILE]
     if (path / _INDEX).exists():
         names = read_json(path / _INDEX, "fetch it again").get("weight_map")
         names = [str(name) for name in names.values()] if isinstance(names, dict) else []
         if not names or not all(name.isprintable() for name in names):
             raise UserError(f"{path / _INDEX} has no weight_map of files; fetch it again")
-        return [path / name for name in sorted({Path(name).name for name in names})]
-    if (path / _FILE).exists():
-        return [path / _FILE]
+        files = [path / name for name in sorted({Path(name).name for name in names})]
+        for file in files:
+            refuse(not file.exists(), f"{file} is missing, which {_INDEX} lists", fix="fetch it")
+        return files
     pickles = sorted(path.glob(_PICKLE))
     if not pickles:
         raise UserError(f"{path} has no {_FILE}; fetch it again")

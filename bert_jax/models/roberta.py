@@ -16,12 +16,14 @@ class RobertaExchange(Exchange):
     def first_position(self, values: Mapping[str, Any]) -> int:
         """Return what `create_position_ids_from_input_ids` of `transformers` begins with."""
         padding = values.get("pad_token_id", 1)
-        return padding + 1 if isinstance(padding, int) and padding >= 0 else 2
+        return padding + 1 if isinstance(padding, int) else 2
 
     def read_fields(self, values: Mapping[str, Any], where: str) -> dict[str, Any]:
         """Return the values of a `config.json` by our names."""
         if values.get("position_embedding_type", "absolute") != "absolute":
             raise UserError(f"{where}: relative positions are read of a bert only")
+        if self.first_position(values) < 1:
+            raise UserError(f"{where}: pad_token_id is negative; give that of the tokenizer")
         return super().read_fields(values, where)
 
     def write_fields(self, config: Any, tokenizer: Tokenizer) -> dict[str, Any]:

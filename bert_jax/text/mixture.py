@@ -16,7 +16,7 @@ from bert_jax.storage.replacement import replacing
 from bert_jax.text import fetched, prepare, store, tokenizer_loading, tokenizer_training
 from bert_jax.text.fetched import is_store
 from bert_jax.text.store import Corpus
-from bert_jax.text.tokenizer import Tokenizer, check_vocab_size
+from bert_jax.text.tokenizer import Tokenizer
 
 _LEAST = 1e-9  # weight; far smaller ones are lost when they are divided by their sum
 # Settings by which a text becomes a store, which has them from then on.
@@ -142,7 +142,7 @@ def read(config: TrainConfig, init_tokenizer: Tokenizer | None, folder: Path) ->
     if weights and isinstance(tokenizer, TokenizerConfig):
         tokenizer = _train_tokenizer(config, folder)
     if isinstance(tokenizer, Tokenizer):
-        check_vocab_size(tokenizer, vocab_size)  # before the long work
+        _check_vocab_size(tokenizer, vocab_size)  # before the long work
     for name, each in data.items():
         corpora[name] = prepare.prepare(each, tokenizer, vocab_size, folders[name])
     return _mix(weights, corpora)
@@ -221,3 +221,10 @@ def sample_sentences(config: TrainConfig) -> Iterator[str]:
         sentences = prepare.training_sentences(sources, data.eval_fraction)
         most = max(1, round(weight * tokenizer_training.MAX_SENTENCES))
         yield from tokenizer_training.sample(sentences, most)
+
+
+def _check_vocab_size(tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Refuse a model with fewer embeddings than the tokenizer has tokens; 0 is as many."""
+    if vocab_size and vocab_size < tokenizer.vocab_size:
+        size = f"the tokenizer's {tokenizer.vocab_size} tokens"
+        raise UserError(f"model.vocab_size {vocab_size} is smaller than {size}; raise it")

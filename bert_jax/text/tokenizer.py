@@ -45,6 +45,7 @@ class Tokenizer(abc.ABC):
     """Text to token ids and back."""
 
     kind: str
+    separators = 0  # that a rule of its own puts between two texts; 0 for no rule
     _continuation: re.Pattern[str]  # matches the start of a token that continues a word
 
     def __init__(self, tokens: Sequence[str], special: Sequence[int]):
@@ -249,12 +250,17 @@ class _FastTokenizer(Tokenizer):
         ids = tokenizer.get_vocab()
         for token in self.special:
             if token not in ids:
-                raise UserError(f"the vocabulary has no {token}; add it, the model needs it")
+                others = "one that was trained with other special tokens is not read"
+                raise UserError(
+                    f"the vocabulary has no {token}; a new model needs it, and {others}"
+                )
         if len(ids) != max(ids.values()) + 1:
             raise UserError(f"the ids are not 0 to {len(ids) - 1}; fetch the vocabulary again")
         super().__init__(sorted(ids, key=ids.__getitem__), [ids[t] for t in self.special])
         if tokenizer.post_processor is None:  # other libraries need it to join texts as we do
             tokenizer.post_processor = self.template()
+        of_one, of_two = map(tokenizer.num_special_tokens_to_add, (False, True))
+        self.separators = of_two - of_one
 
     @classmethod
     def from_model(cls, tokenizer: tokenizers.Tokenizer):
@@ -391,10 +397,3 @@ class UnigramTokenizer(_FastTokenizer):
         ids, offsets = super().encode_with_offsets(text)
         # A token that starts a word may include the space before it.
         return ids, [(end - len(text[start:end].lstrip()), end) for start, end in offsets]
-
-
-def check_vocab_size(tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Refuse a model with fewer embeddings than the tokenizer has tokens; 0 is as many."""
-    if vocab_size and vocab_size < tokenizer.vocab_size:
-        size = f"the tokenizer's {tokenizer.vocab_size} tokens"
-        raise UserError(f"model.vocab_size {vocab_size} is smaller than {size}; raise it")

@@ -82,10 +82,20 @@ def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True
         settings = json.loads(files.get(_SETTINGS, b"{}"))
         if not isinstance(settings, dict):
             raise UserError(f"{_SETTINGS} is not a JSON object; fetch it again")
+        refuse(
+            settings.get("truncation_side") == "left",
+            f"{_SETTINGS} keeps the end of a long text (truncation_side left), which is not done",
+            fix="shorten long texts yourself, and remove it",
+        )
         added = _added_tokens(settings, json.loads(files.get(_ADDED_TOKENS, b"{}")))
         vocabulary = _read_vocabulary(files, settings, lowercase=lowercase)
         if isinstance(vocabulary, SentencePieceTokenizer):  # which reads no others from a text
             tokenizer = vocabulary
+            refuse(
+                settings.get("do_lower_case") is True,
+                f"{_SETTINGS} has do_lower_case, which is not done before a .model",
+                fix="lowercase all texts yourself, and remove it",
+            )
             for index, token in added.items():
                 if tokenizer.id_to_token(index) != token.content:
                     raise UserError(

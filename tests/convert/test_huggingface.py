@@ -9,6 +9,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+import tokenizers
 from flax import traverse_util
 from helpers import refused, refuses_to_load, untrained
 from make_golden import GOLDEN
@@ -27,6 +28,7 @@ import bert_jax
 from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.convert import names
 from bert_jax.tasks import task_class
+from bert_jax.text import tokenizer_loading
 
 WORDS = "bert.embeddings.word_embeddings.weight"
 
@@ -676,3 +678,34 @@ def test_a_foreign_model_that_is_saved_here_still_takes_texts_and_pairs(golden, 
     bert_jax.load(tmp_path / "model").save(tmp_path / "saved")
     bert = bert_jax.load(tmp_path / "saved")
     assert len(bert.predict(["fox"])) == len(bert.predict([("fox", "dog")])) == 1
+
+
+def test_a_roberta_whose_padding_is_another_token_of_its_tokenizer(tmp_path):
+    """`transformers` would give that token no position, wherever a text has it."""
+    folder = copied("roberta", tmp_path / "model")
+    change_config(folder, pad_token_id=3)
+    refuses_to_load(folder, "pads with")
+    change_config(folder, pad_token_id=-1)
+    refuses_to_load(folder, "pad_token_id is negative")
+
+
+def test_weights_are_read_before_an_index_of_older_ones(folder):
+    index = {"weight_map": {"old": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    bert_jax.load(folder)
+    (folder / "model.safetensors").unlink()
+    refuses_to_load(folder, "model-00001-of-00002.safetensors is missing")
+
+
+def test_a_warning_where_a_tokenizer_joins_texts_otherwise(tmp_path):
+    """As one of BERT's beside a RoBERTa."""
+    folder = copied("roberta", tmp_path / "model")
+    content = tokenizer_loading.load(folder).files()["tokenizer.json"]
+    joined = tokenizers.Tokenizer.from_str(content.decode())
+    special = [(token, joined.token_to_id(token)) for token in ("<s>", "</s>")]
+    joined.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> $B </s>", special_tokens=special
+    )
+    joined.save(str(folder / "tokenizer.json"))
+    with pytest.warns(UserWarning, match=r"1 of \[SEP\], and a roberta here 2"):
+        bert_jax.load(folder)

@@ -481,6 +481,24 @@ def test_words_that_another_program_finds_are_refused(name, value, tmp_path):
         tokenizer_loading.load(tmp_path)
 
 
+def test_the_end_of_a_long_text_is_not_kept(tmp_path):
+    tokens = [*tokenizer_lib.WordPieceTokenizer.special, "a"]
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens))
+    (tmp_path / "tokenizer_config.json").write_text('{"truncation_side": "left"}')
+    with refused("truncation_side left"):
+        tokenizer_loading.load(tmp_path)
+
+
+def test_a_sentencepiece_of_lowercased_texts_is_refused(tmp_path):
+    for name, content in sentencepiece_model().files().items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    tokenizer_loading.load(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true}')
+    with refused("do_lower_case"):
+        tokenizer_loading.load(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("content", "key_words"),
     [('{"b": 8}', "'b' is listed as id 8 and loads as 6"), ("[", "readable")],
