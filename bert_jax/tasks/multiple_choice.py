@@ -57,10 +57,17 @@ class MultipleChoice(Classification):
             f"{where} has {len(texts)} texts",
             fix="data.text names a context, a start and two choices or more",
         )
+        if texts[1] is None:  # as a data frame has an empty start
+            texts = (texts[0], "", *texts[2:])
         for position, (name, text) in enumerate(zip(record.fields["columns"], texts, strict=True)):
             if not isinstance(text, str) or (position != 1 and not text.strip()):
                 raise UserError(f"{where}: {name} is empty; fill it in or remove the line")
         choices = tuple(map(str, range(len(texts) - 2)))
+        refuse(
+            self.labels and len(self.labels) != len(choices),
+            f"{where} has {len(choices)} choices, and the task has {len(self.labels)}",
+            fix="give as many",
+        )
         refuse(
             self.labels and self.labels != choices,
             f"{where} has {len(choices)} choices, and the labels are {', '.join(self.labels)}",

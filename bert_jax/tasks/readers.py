@@ -67,7 +67,7 @@ def _columns(line: str) -> list[str]:
 
 def squad(source: str) -> Iterator[Record]:
     """Yield the questions of a SQuAD file, with the context, or of a .jsonl or tfds:... of them."""
-    is_flat = source.startswith("tfds:") or file_type(source) in (".jsonl", ".parquet")
+    is_flat = source.startswith("tfds:") or file_type(source) in (".jsonl", ".ndjson", ".parquet")
     records = read_records(source) if is_flat else _nested_questions(source)
     for record in questions(records):
         yield Record(f"{source}: question {record.fields['id']}", record.fields)

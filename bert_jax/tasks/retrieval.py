@@ -57,14 +57,15 @@ class Retrieval(Task):
     def select_fields(self, record: Record, data: DataFiles) -> Mapping[str, Any]:
         columns = [name.strip() for name in data.text.split(",")]
         texts = tuple(record.field(name, "data.text") for name in columns)
-        label = record.fields.get(data.label)
-        is_apart = label is False or readers.to_number(label) <= 0
-        refuse(
-            is_apart and self.has_pairs_alone,
-            f"{record.where} has the {data.label} {label!r}, of texts that do not belong together",
-            fix="drop such rows, or the column if it says something else; finetune/reranker and "
-            "task.embedding.loss=cosent train on labels",
-        )
+        for name in {data.label, DataFiles().label}:  # the latter is that of rerankers
+            label = record.fields.get(name)
+            is_apart = label is False or readers.to_number(label) <= 0
+            refuse(
+                is_apart and self.has_pairs_alone,
+                f"{record.where} has the {name} {label!r}, of texts that do not belong together",
+                fix="drop such rows, or the column if it says something else; finetune/reranker "
+                "and task.embedding.loss=cosent train on labels",
+            )
         return {"id": record.fields.get("id"), "texts": texts}
 
     def plain_fields(self, value: Any) -> Mapping[str, Any] | None:

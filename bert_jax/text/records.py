@@ -20,7 +20,7 @@ from bert_jax.text.files import STDIN, existing, file_type, line_name, open_file
 
 _TABLES = (".csv", ".tsv")
 _MAX_FIELD = 1 << 26  # characters: a text may be longer than the csv module's 131,072
-_JSON = (".jsonl", ".json", ".ndjson")
+JSON_LINES = (".jsonl", ".json", ".ndjson")
 _PARQUET, _PARQUET_ROWS = ".parquet", 1024  # rows that are read at once
 _TFDS = "tfds:"
 # The groups of TFDS that have datasets for the tasks of this package.
@@ -54,7 +54,7 @@ class Record:
         hint = nearest(name, list(self.fields), "")
         if not hint and kind in _TABLES:
             hint = "or add the line of column names if the file has none"
-        elif not hint and kind in _JSON:
+        elif not hint and kind in JSON_LINES:
             hint = "or fix this record, if others have it"
         columns = ", ".join(self.fields) or "no columns"
         raise UserError(
@@ -105,7 +105,7 @@ def reader(path: Path | str) -> Callable[..., Iterator[Record]] | None:
         return table_rows
     if Path(path).suffix.lower() == _PARQUET:
         return parquet_rows
-    return json_lines if file_type(path) in _JSON else None
+    return json_lines if file_type(path) in JSON_LINES else None
 
 
 def is_undivided(path: Path | str) -> bool:

@@ -213,9 +213,10 @@ def test_texts_that_do_not_belong_together_are_no_pairs(tmp_path):
     task = Embedding(EmbeddingTaskConfig("embedding"))
     path = tmp_path / "a.tsv"
     path.write_text("query\tpassage\tlabel\na\tb\t1\nc\td\t0\n")
-    data = DataFiles(text="query,passage")
-    with refused("a.tsv:3 has the label '0', of texts that do not belong together"):
-        list(task.read_records(str(path), data))
+    for label in ("label", "score"):  # the recipe names the latter, and a reranker's file has one
+        data = DataFiles(text="query,passage", label=label)
+        with refused("a.tsv:3 has the label '0', of texts that do not belong together"):
+            list(task.read_records(str(path), data))
     scored = EmbeddingConfig(loss="cosent")
     for embedding, metric in ((EmbeddingConfig(), "spearman"), (scored, "ndcg@10")):
         with refused(f"task.metrics has '{metric}'"):

@@ -74,6 +74,12 @@ def test_a_number_of_pandas_is_a_choice():
     assert found.label == "1"
 
 
+def test_an_empty_start_of_a_data_frame():
+    record = {"sent1": "a", "sent2": None, **{f"ending{i}": "c" for i in range(2)}}
+    data = DataFiles(text="sent1,sent2,ending0,ending1")
+    assert MultipleChoice(TaskConfig()).example_from(record, 0, data).texts[1] == ""
+
+
 @pytest.mark.parametrize("label", ["4", "-2", "1.0", "first", " 1"])
 def test_labels_that_are_no_choice(tmp_path, label):
     path = tmp_path / "a.csv"
@@ -107,7 +113,9 @@ def test_a_head_of_another_number_of_choices(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text(f"{HEADER}\n{LINE}1\n")
     assert len(read(path, task("0", "1", "2", "3"))) == 1
-    for labels in (("0", "1"), ("1", "0", "2", "3"), ("a", "b", "c", "d")):
+    with refused("has 4 choices, and the task has 2; give as many"):
+        read(path, task("0", "1"))
+    for labels in (("1", "0", "2", "3"), ("a", "b", "c", "d")):
         with pytest.raises(UserError, match=r"has 4 choices, .* must be 0, 1, 2, 3$"):
             read(path, task(*labels))
 

@@ -260,8 +260,9 @@ def test_round_trip_of_predictions(tmp_path):
     assert files == {".conll": "The\tO\nfox\tB-LOC\n\n"}
 
 
-def test_files_of_json_lines(tmp_path):
-    path = tmp_path / "a.jsonl"
+@pytest.mark.parametrize("ending", ["jsonl", "ndjson", "json"])
+def test_files_of_json_lines(tmp_path, ending):
+    path = tmp_path / f"a.{ending}"
     features = [{"w": ["The", "fox"], "t": ["O", "B-PER"]}, {"w": ["a"], "t": [3]}, {"w": ["a"]}]
     path.write_text("\n".join(map(json.dumps, features)))
     assert [(example.texts, example.label) for example in read(path, text="w", label="t")] == [
@@ -269,7 +270,7 @@ def test_files_of_json_lines(tmp_path):
         (("a",), ("3",)),
         (("a",), None),
     ]
-    with refused("a.jsonl:1 has no column 'x'"):
+    with refused(f"a.{ending}:1 has no column 'x'"):
         read(path, text="x")
 
 
