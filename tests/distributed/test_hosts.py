@@ -164,7 +164,8 @@ def test_killed_stopped_and_resumed_elsewhere(store, folder, tmp_path):
     codes, lines = end(killed)
     assert codes == [-signal.SIGABRT, -signal.SIGKILL], lines
     assert time.monotonic() - since < HEARTBEAT + 10
-    assert "unhealthy" in killed[0].err  # of JAX's own words
+    # By JAX's heartbeat, or before it by a sum over the hosts, which the killed one has left.
+    assert "unhealthy" in killed[0].err or "gloo" in killed[0].err
 
     stopped = start_in_slurm(command, 2, 2, folder)
     step = int(stopped[0].wait_for(r"from step (\d+)")[1])  # before its first step
