@@ -57,7 +57,7 @@ class Retrieval(Task):
     def select_fields(self, record: Record, data: DataFiles) -> Mapping[str, Any]:
         columns = [name.strip() for name in data.text.split(",")]
         texts = tuple(record.field(name, "data.text") for name in columns)
-        for name in {data.label, DataFiles().label}:  # the latter is that of rerankers
+        for name in (data.label, DataFiles().label):  # the latter is that of rerankers
             label = record.fields.get(name)
             is_apart = label is False or readers.to_number(label) <= 0
             refuse(
