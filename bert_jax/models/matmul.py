@@ -136,9 +136,15 @@ def _dense_group_backward(saved: Any, gradients: tuple[Array, ...]) -> tuple[Arr
     x, kernels, biases = saved
     # Without the barrier the compiler casts the kernels again inside the loop that stacks them.
     cast = optimization_barrier(tuple(kernel.astype(x.dtype) for kernel in kernels))
-    if x.dtype == jnp.bfloat16 or target().splits_outputs:
+    if target().splits_outputs:
         stacked = jnp.stack(gradients, axis=-2), jnp.stack(cast, axis=1)
         x_gradient = _einsum("...GO,IGO->...I", *stacked)
+    elif x.dtype == jnp.bfloat16:
+        products = [
+            jnp.einsum("...O,IO->...I", g, k, preferred_element_type=jnp.float32)
+            for g, k in zip(gradients, cast, strict=True)
+        ]
+        x_gradient = optimization_barrier(sum(products)).astype(x.dtype)
     else:  # without the transposed copies of what is stacked
         joined = jnp.concatenate(gradients, axis=-1), jnp.concatenate(cast, axis=-1)
         x_gradient = _einsum("...O,IO->...I", *joined)

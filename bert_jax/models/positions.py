@@ -9,6 +9,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from jax.lax import optimization_barrier
 from jaxtyping import Array, Float, Int
 
 from bert_jax.config import ModelConfig
@@ -61,7 +62,8 @@ def rotation(
     """
     exponents = jnp.arange(0, head_size, 2, dtype=jnp.float32) / head_size
     angles = positions[..., None] * (1.0 / jnp.asarray(theta, jnp.float32) ** exponents)
-    return jnp.cos(angles), jnp.sin(angles)
+    # Without the barrier a CPU's compiler computes both again for each head of each layer.
+    return optimization_barrier((jnp.cos(angles), jnp.sin(angles)))
 
 
 def rotate(
