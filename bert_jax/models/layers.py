@@ -34,8 +34,13 @@ def _recomputed(function: Callable[..., Array]) -> Callable[..., Array]:
     def compute(*operands: Array) -> Array:
         if target().platform != "cpu":
             return function(*operands)
-        result = function(*(x.astype(jnp.float32) for x in operands))
-        return result.astype(operands[0].dtype)
+        result, dtype = function(*(x.astype(jnp.float32) for x in operands)), operands[0].dtype
+        if dtype == jnp.bfloat16:
+            # By an operation of its own: with the mere conversion the compiler computes this in
+            # one kernel with the next matmul, which is slower.
+            kind = jnp.finfo(dtype)
+            result = jax.lax.reduce_precision(result, kind.nexp, kind.nmant)
+        return result.astype(dtype)
 
     again = jax.custom_jvp(compute)
 

@@ -139,15 +139,12 @@ def _dense_group_backward(saved: Any, gradients: tuple[Array, ...]) -> tuple[Arr
     if target().splits_outputs:
         stacked = jnp.stack(gradients, axis=-2), jnp.stack(cast, axis=1)
         x_gradient = _einsum("...GO,IGO->...I", *stacked)
-    elif x.dtype == jnp.bfloat16:
+    else:  # without the transposed copies of what is stacked
         products = [
-            jnp.einsum("...O,IO->...I", g, k, preferred_element_type=jnp.float32)
-            for g, k in zip(gradients, cast, strict=True)
+            jnp.einsum("...O,IO->...I", gradient, kernel, preferred_element_type=jnp.float32)
+            for gradient, kernel in zip(gradients, cast, strict=True)
         ]
         x_gradient = optimization_barrier(sum(products)).astype(x.dtype)
-    else:  # without the transposed copies of what is stacked
-        joined = jnp.concatenate(gradients, axis=-1), jnp.concatenate(cast, axis=-1)
-        x_gradient = _einsum("...O,IO->...I", *joined)
     kernel_gradients = [_weight_gradient(x, gradient) for gradient in gradients]
     flat = [gradient.reshape(-1, gradient.shape[-1]) for gradient in gradients]
     bias_gradients = [g.astype(jnp.float32).sum(0) for g, _ in zip(flat, biases, strict=False)]
