@@ -128,7 +128,8 @@ def test_layer_norm_has_float32_statistics(dtype):
 
 def values_and_gradients(function, *operands):
     values, pull = jax.vjp(function, *operands)
-    return jax.tree.leaves((values, pull(jnp.cos(jnp.arange(values.size)).reshape(values.shape))))
+    cotangent = jnp.cos(jnp.arange(values.size)).astype(jnp.bfloat16).astype(values.dtype)
+    return jax.tree.leaves((values, pull(cotangent.reshape(values.shape))))
 
 
 @pytest.mark.parametrize("use_bias", [False, True])
@@ -181,10 +182,26 @@ def test_activations_of_an_accelerator_have_the_gradients_of_a_cpu(name):
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-def test_an_accelerator_saves_the_operands_of_an_activation_alone():
-    """The compiler of a GPU would save more, which takes longer than to compute it again."""
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_a_cpu_rounds_an_activation_once(name):
+    """In bfloat16, values and gradients are those of float32, to one rounding."""
+    x, gate = 3 * jax.random.normal(jax.random.key(0), (2, 7, 9)).astype(jnp.bfloat16)
+    with traced_for(Target("cpu")):
+        forms = [
+            values_and_gradients(ACTIVATIONS[name], x.astype(dtype))
+            + values_and_gradients(GATED_ACTIVATIONS[name], x.astype(dtype), gate.astype(dtype))
+            for dtype in (jnp.bfloat16, jnp.float32)
+        ]
+    for found, exact in zip(*forms, strict=True):
+        found, exact = (np.asarray(each, np.float32) for each in (found, exact))
+        np.testing.assert_allclose(found, exact, rtol=2**-8, atol=1e-6)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_the_operands_of_an_activation_alone_are_saved(platform):
+    """The compiler would save more, which takes longer than to compute it again."""
     x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-    with traced_for(Target("gpu")):
+    with traced_for(Target(platform)):
         text = jax.jit(jax.grad(lambda x: ACTIVATIONS["gelu"](x).sum())).lower(x).as_text()
     assert text.count("optimization_barrier") == 1
 
