@@ -35,12 +35,9 @@ def _recomputed(function: Callable[..., Array]) -> Callable[..., Array]:
         if target().platform != "cpu":
             return function(*operands)
         result, dtype = function(*(x.astype(jnp.float32) for x in operands)), operands[0].dtype
-        if dtype == jnp.bfloat16:
-            # By an operation of its own: with the mere conversion the compiler computes this in
-            # one kernel with the next matmul, which is slower.
-            kind = jnp.finfo(dtype)
-            result = jax.lax.reduce_precision(result, kind.nexp, kind.nmant)
-        return result.astype(dtype)
+        # Rounded by an operation of its own: with the mere conversion the compiler computes this in
+        # one kernel with the next matmul, which is slower.
+        return _round(result, dtype).astype(dtype)
 
     again = jax.custom_jvp(compute)
 
@@ -125,10 +122,13 @@ def round_to_dtype(value: Array, dtype: str) -> Array:
     """Return float32 values rounded to another dtype; the gradient is not rounded."""
     if dtype == "float32":
         return value
+    # The difference is exact, so the sum is rounded, with the gradient of `value`.
+    return value + jax.lax.stop_gradient(_round(value, dtype) - value)
+
+
+def _round(value: Array, dtype: Any) -> Array:
     kind = jnp.finfo(dtype)
-    rounded = jax.lax.reduce_precision(value, kind.nexp, kind.nmant)
-    # The difference is exact, so the sum is `rounded`, with the gradient of `value`.
-    return value + jax.lax.stop_gradient(rounded - value)
+    return jax.lax.reduce_precision(value, kind.nexp, kind.nmant)
 
 
 def truncated_normal(stddev: float) -> nn.initializers.Initializer:
