@@ -134,7 +134,7 @@ def _dense_group_on_cpu(
 
 def _dense_group_backward(saved: Any, gradients: tuple[Array, ...]) -> tuple[Array, Any, Any]:
     x, kernels, biases = saved
-    # Without the barrier the compiler casts the kernels again inside the loop that stacks them.
+    # Without the barrier the compiler would cast kernels again inside of a loop that stacks them.
     cast = optimization_barrier(tuple(kernel.astype(x.dtype) for kernel in kernels))
     if target().splits_outputs:
         stacked = jnp.stack(gradients, axis=-2), jnp.stack(cast, axis=1)
