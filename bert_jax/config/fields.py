@@ -87,6 +87,9 @@ class ModelConfig:
         "absolute", f"kind of positions, which docs/encoders.md compares: {', '.join(POSITIONS)}"
     )
     type_vocab_size: int = setting(2, "token types", SIZE)
+    pair_separators: Literal[0, 1, 2] = setting(
+        0, "[SEP] between the two texts of a pair; 0: as many as model_type has", NOT_NEGATIVE
+    )
     initializer_range: float = setting(0.02, "standard deviation of initial weights")
     layer_norm_eps: float = setting(1e-12, "epsilon of layer normalization")
     dtype: Dtype = setting(  # noqa: RUF009 - strings alone
@@ -131,9 +134,7 @@ class Phase:
     max_predictions: int = setting(0, "masked positions; 0 for mask_fraction of all", NOT_NEGATIVE)
     mask_fraction: float = setting(0.0, "share of tokens to predict; 0: data's", SHARE_OR_ALL)
     learning_rate: float = setting(0.0, "peak learning rate; 0: optimizer's", NOT_NEGATIVE)
-    global_rope_theta: float = setting(
-        0.0, "rotary base of global layers; 0: model's", NOT_NEGATIVE
-    )
+    global_rope_theta: float = setting(0.0, "rotary base, global layers; 0: model's", NOT_NEGATIVE)
 
 
 @dataclasses.dataclass(slots=True)
@@ -205,9 +206,7 @@ class OptimizerConfig:
         "after the warm-up: to 0 in a line or a cosine; constant; wsd: constant, then to 0",
     )
     decay_fraction: float = setting(
-        0.1,
-        "wsd: last steps, which decay to 0; a share or a number, as the warm-up",
-        SHARE_OR_STEPS,
+        0.1, "wsd: last steps, which decay to 0; a share or their number", SHARE_OR_STEPS
     )
     weight_decay: float = setting(0.01, "weight decay, of all but biases and LayerNorm", SHARE)
     b1: float = setting(0.9, "decay of Adam's first moment", SHARE)

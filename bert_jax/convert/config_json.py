@@ -117,7 +117,8 @@ def write_config(
     `data` has the columns that the task was trained on; None where they are unknown.
     """
     values = {"architectures": [architecture], **dataclasses.asdict(config)}
-    for name in ("remat", "scan_layers", "attention"):  # they change no result
+    # They change no result, or the tokenizer says it.
+    for name in ("remat", "scan_layers", "attention", "pair_separators"):
         del values[name]
     values |= {"dtype": "float32", "pad_token_id": tokenizer.pad_id, "tie_word_embeddings": True}
     values |= {"position_embedding_type": "absolute", _VOCAB_SIZE: tokenizer.vocab_size}

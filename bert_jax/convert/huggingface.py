@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import shlex
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -123,7 +122,7 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
         f"{tokenizer.pad_id}; transformers gives token {first - 1} of a text no position",
         fix="correct the one that is wrong",
     )
-    _warn_of_pairs(path, tokenizer, config)
+    _read_separators(path, tokenizer, config)
     beside = path / COMPANION_FOLDER
     if exchange.companion_modules and not task and is_huggingface(beside):
         companion, its, _ = load(beside)
@@ -132,15 +131,16 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
     return config, converted, tokenizer
 
 
-def _warn_of_pairs(path: Path, tokenizer: Tokenizer, config: ModelConfig) -> None:
-    """Warn of a tokenizer that joins two texts otherwise than its architecture does."""
-    expected, found = architecture_of(config).separators, tokenizer.separators
-    if found and found != expected:
-        warnings.warn(
-            f"{path}: between two texts its tokenizer has {found} of [SEP], and a "
-            f"{config.model_type} here {expected}, so what it predicts of pairs differs",
-            stacklevel=2,
-        )
+def _read_separators(path: Path, tokenizer: Tokenizer, config: ModelConfig) -> None:
+    """Join two texts as the tokenizer does, which may be one of another architecture."""
+    found = tokenizer.separators
+    refuse(
+        found > 2,
+        f"the tokenizer of {path} has {found} separators between two texts",
+        fix="one or two are read; correct the post_processor of its tokenizer.json",
+    )
+    if found and found != architecture_of(config).separators:
+        config.pair_separators = found
 
 
 def save(

@@ -10,7 +10,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
-from bert_jax.models.architecture import architecture, num_token_types
+from bert_jax.models.architecture import num_separators, num_token_types
 from bert_jax.text import sentencepiece_model
 from bert_jax.text.tokenizer import SentencePieceTokenizer, Tokenizer
 
@@ -32,7 +32,7 @@ def files(
     }
     for role in ("pad", "unk", "cls", "sep", "mask"):
         settings[f"{role}_token"] = tokenizer.id_to_token(getattr(tokenizer, f"{role}_id"))
-    contents, separators = tokenizer.files(), architecture(config).separators
+    contents, separators = tokenizer.files(), num_separators(config)
     if isinstance(tokenizer, SentencePieceTokenizer):
         # The model stays beside it, for SentencePiece and for an import.
         converted = _from_sentencepiece(tokenizer, separators)

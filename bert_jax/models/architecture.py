@@ -21,7 +21,7 @@ class Architecture:
       pretrains_on_pairs: whether it may be pretrained on pairs of texts.
       rotates: whether it takes the kinds of position that rotate queries and keys, and no others.
       exchange: its names in files of `transformers`; None where it is not exported.
-      separators: how many [SEP] are between the two texts of a pair.
+      separators: how many [SEP] are between the two texts of a pair, unless the config says it.
       feed_forward_inputs: how many arrays as wide as the feed-forward its activation takes.
       has_pair_types: whether the second text of a pair has token type 1; else all tokens have 0.
     """
@@ -91,9 +91,18 @@ def describe_attention(
     return "; ".join(f"at length {length:,} {words}" for length, words in found.items())
 
 
+def num_separators(config: ModelConfig) -> int:
+    """Return how many [SEP] are between the two texts of a pair."""
+    return config.pair_separators or architecture(config).separators
+
+
 def num_token_types(config: ModelConfig) -> int:
-    """Return how many token types the texts of a model have; 1 if they do not tell texts apart."""
-    return config.type_vocab_size if architecture(config).has_pair_types else 1
+    """Return how many token types the texts of a model have; 1 if they do not tell texts apart.
+
+    Two separators tell them apart: the tokenizers that put these give all tokens type 0.
+    """
+    has_types = architecture(config).has_pair_types and num_separators(config) == 1
+    return config.type_vocab_size if has_types else 1
 
 
 def make_encoder(config: ModelConfig, *, add_pooling_layer: bool) -> Encoder:

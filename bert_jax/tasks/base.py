@@ -15,7 +15,7 @@ from bert_jax.batches.buckets import Features
 from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TaskConfig, settings
 from bert_jax.config.validation import refuse_probe
 from bert_jax.errors import UserError, refuse
-from bert_jax.models.architecture import architecture
+from bert_jax.models.architecture import num_separators
 from bert_jax.models.heads import TaskModel
 from bert_jax.objectives.labels import LabelsObjective
 from bert_jax.text.records import Record, read_records
@@ -351,7 +351,7 @@ def build_sequence(
     """Return `[CLS] A [SEP] B [SEP]`, or with more separators before B, and where B starts."""
     first, *rest = texts
     ids = [tokenizer.cls_id, *first, tokenizer.sep_id]
-    between = [tokenizer.sep_id] * (architecture(model).separators - 1)
+    between = [tokenizer.sep_id] * (num_separators(model) - 1)
     second_start = len(ids) + len(between) if rest else len(ids)
     for text in rest:
         ids += [*between, *text, tokenizer.sep_id]
@@ -360,7 +360,7 @@ def build_sequence(
 
 def max_text_tokens(texts: int, model: ModelConfig, max_length: int) -> int:
     """Return how many tokens one or two texts may have in a sequence of `max_length`."""
-    return max_length - 2 - architecture(model).separators * (texts - 1)
+    return max_length - 2 - num_separators(model) * (texts - 1)
 
 
 def longest_sequence(model: ModelConfig, max_length: int) -> int:

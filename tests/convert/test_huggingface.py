@@ -697,15 +697,21 @@ def test_weights_are_read_before_an_index_of_older_ones(folder):
     refuses_to_load(folder, "model-00001-of-00002.safetensors is missing")
 
 
-def test_a_warning_where_a_tokenizer_joins_texts_otherwise(tmp_path):
-    """As one of BERT's beside a RoBERTa."""
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_two_texts_are_joined_as_the_tokenizer_says(tmp_path, count):
+    """As one of BERT's beside a RoBERTa, with one separator; not with three."""
     folder = copied("roberta", tmp_path / "model")
     content = tokenizer_loading.load(folder).files()["tokenizer.json"]
     joined = tokenizers.Tokenizer.from_str(content.decode())
     special = [(token, joined.token_to_id(token)) for token in ("<s>", "</s>")]
     joined.post_processor = tokenizers.processors.TemplateProcessing(
-        single="<s> $A </s>", pair="<s> $A </s> $B </s>", special_tokens=special
+        single="<s> $A </s>", pair=f"<s> $A {'</s> ' * count}$B </s>", special_tokens=special
     )
     joined.save(str(folder / "tokenizer.json"))
-    with pytest.warns(UserWarning, match=r"1 of \[SEP\], and a roberta here 2"):
-        bert_jax.load(folder)
+    if count == 3:
+        refuses_to_load(folder, "has 3 separators between two texts; one or two are read")
+        return
+    bert = bert_jax.load(folder)
+    assert bert.config.pair_separators == (1 if count == 1 else 0)
+    ids = bert.tokenize(["a"], ["a"])["input_ids"][0].tolist()
+    assert ids.count(bert.tokenizer.sep_id) == count + 1

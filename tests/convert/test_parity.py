@@ -26,8 +26,6 @@ pytestmark = [
     # Of the other packages' own making.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
-    # A RoBERTa has the vocabulary of a BERT here, which joins two texts with one separator.
-    pytest.mark.filterwarnings("ignore:.*between two texts its tokenizer has 1"),
 ]
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -372,6 +370,31 @@ def test_round_trip_of_a_fine_tuned_model(kind, task, tmp_path):
     for name, value in before.items():
         first = kind == "roberta" and name.endswith("position_embeddings.weight")  # of padding
         assert torch.equal(value[first:], after[name][first:]), name
+
+
+def test_a_roberta_with_the_tokenizer_of_a_bert(tmp_path):
+    """As `klue/roberta-base` is: one separator between two texts, and type 0."""
+    folder, again = tmp_path / "model", tmp_path / "exported"
+    reference = write_model("roberta", folder)
+    tokenizer = transformers.BertTokenizer(str(folder / "vocab.txt"))
+    tokenizer.save_pretrained(folder)
+    bert_jax.load(folder).export(again)
+    first, second = (list(texts) for texts in zip(*TEXT, strict=True))
+    inputs = tokenizer(
+        first, second, padding=True, return_tensors="pt", return_token_type_ids=False
+    )
+    with torch.no_grad():
+        expected = reference.roberta(**inputs)[0].numpy()
+    is_text = inputs["attention_mask"].numpy().astype(bool)
+    exported = transformers.AutoTokenizer.from_pretrained(again)
+    assert exported(first, second).input_ids == [
+        row[mask].tolist() for row, mask in zip(inputs["input_ids"].numpy(), is_text, strict=True)
+    ]
+    for path in (folder, again):
+        ours = bert_jax.load(path)
+        arrays = ours.tokenize(first, second)
+        np.testing.assert_array_equal(arrays["input_ids"], inputs["input_ids"])
+        close(np.asarray(ours(first, second).last_hidden_state)[is_text], expected[is_text])
 
 
 def test_a_fine_tuning_beside_pytorchs(tmp_path, monkeypatch):

@@ -107,10 +107,14 @@ def check_same(bert, folder) -> None:
     is_text = inputs["attention_mask"].numpy().astype(bool)
     hidden = np.asarray(bert(TEXTS).last_hidden_state)
     np.testing.assert_allclose(hidden[is_text], expected[is_text], atol=1e-5)
-    if bert.config.model_type != "bert":  # whose texts have one separator between them here
-        pair = tokenizer("the bank", "la rivière", return_tensors="np")
-        own = bert.tokenize(["the bank"], ["la rivière"])
-        np.testing.assert_array_equal(own["input_ids"], pair["input_ids"])
+    # Also in a BERT, whose own tokenizer puts one separator between two texts, and types 0 and 1.
+    pair = tokenizer("the bank", "la rivière", return_tensors="pt")
+    with torch.no_grad():
+        expected = model(**pair, output_hidden_states=True).hidden_states[-1].numpy()
+    own = bert.tokenize(["the bank"], ["la rivière"])
+    np.testing.assert_array_equal(own["input_ids"], pair["input_ids"])
+    hidden = np.asarray(bert(["the bank"], ["la rivière"]).last_hidden_state)
+    np.testing.assert_allclose(hidden, expected, atol=1e-5)
 
 
 def test_ids_and_hidden_states(folder, tmp_path):
