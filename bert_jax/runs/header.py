@@ -1,4 +1,4 @@
-"""The lines of a run's header that pretraining and fine-tuning share."""
+"""What the lines of a run's header say, most of it of pretraining and of fine-tuning."""
 
 import platform
 import sys
@@ -12,6 +12,7 @@ from bert_jax.config.schedule import RateSchedule, Stage
 from bert_jax.distributed import hosts
 from bert_jax.distributed.devices import device_name
 from bert_jax.models.architecture import describe_attention
+from bert_jax.text.tokenizer import Tokenizer
 
 
 def versions() -> str:
@@ -32,6 +33,12 @@ def attention(model: ModelConfig, mesh: Mesh, stages: Iterable[Stage], *, packed
     """Return how the layers of a model attend in each stage, and why not by a kernel."""
     lengths = list(dict.fromkeys(stage.max_length for stage in stages))
     return describe_attention(model, mesh.devices.flat[0].platform, lengths, packed=packed)
+
+
+def case(tokenizer: Tokenizer) -> str:
+    """Return that a tokenizer lower-cases text, which a store has decided for all its runs."""
+    upper, lower = map(list, tokenizer.encode(["A", "a"]))
+    return ", lower case" if upper == lower and tokenizer.unk_id not in upper else ""
 
 
 def epochs(number: float) -> str:

@@ -83,7 +83,7 @@ def pretraining_start(
         f"model      {num_params:,} parameters: {c.num_hidden_layers} layers of {c.hidden_size}, "
         f"{c.num_attention_heads} heads, {c.dtype}{others}\n"
         f"attention  {header.attention(c, mesh, schedule.stages, packed=config.data.packing)}\n"
-        f"tokenizer  {corpus.tokenizer.kind}, {size:,} tokens{unused}\n"
+        f"tokenizer  {corpus.tokenizer.kind}, {size:,} tokens{unused}{header.case(corpus.tokenizer)}\n"
         f"text       {train[0]:,} tokens in {train[1]:,} documents; held out {held_out[0]:,} in "
         f"{held_out[1]:,}; {corpus.unknown:.2%} of the characters unknown\n"
         f"{''.join(sources)}"

@@ -164,6 +164,20 @@ def test_the_header_has_the_batch_the_rate_and_the_memory():
     )
 
 
+@pytest.mark.parametrize("kind", ["sentencepiece", "wordpiece", "byte_bpe"])
+@pytest.mark.parametrize(
+    ("text", "lowercase", "words"),
+    [
+        ("A few words", True, ", lower case"),
+        ("A few words", False, ""),
+        ("AGCT GATTACA", False, ""),
+    ],
+)
+def test_the_header_says_lower_case(kind, text, lowercase, words):
+    config = TokenizerConfig(kind=kind, lowercase=lowercase)
+    assert header.case(tokenizer_training.train([text] * 20, config, 300)) == words
+
+
 def test_a_baseline_that_a_fine_tuned_model_does_not_beat_is_marked():
     task = SimpleNamespace(
         metrics=("accuracy",),
