@@ -13,7 +13,7 @@ import dataclasses
 
 from bert_jax.commands import process, texts
 from bert_jax.commands.flags import Parser
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, without_controls
 from bert_jax.text.files import STDIN
 
 _SHOWN = 160  # characters of a text
@@ -55,9 +55,10 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
                 texts.print_json({"query": query, "hits": list(map(dataclasses.asdict, hits))})
                 continue
             if is_several:
-                print(f"{'' if is_first else chr(10)}{query}")
+                print(f"{'' if is_first else chr(10)}{without_controls(query)}")
             is_first = False
             for hit in hits:
                 text = " ".join(hit.text.split())
                 text = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
-                print(f"{hit.score:6.3f}  {hit.file}:{hit.line}  {text}", flush=True)
+                line = f"{hit.score:6.3f}  {hit.file}:{hit.line}  {text}"
+                print(without_controls(line), flush=True)

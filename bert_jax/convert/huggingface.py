@@ -112,8 +112,11 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
         tensors[_POSITIONS] = lambda: np.atleast_1d(read_positions())[first:]
     converted = names.from_foreign(tensors, config, str(path), task, architecture)
     if task:
-        data = config_json.read_data(values, task, str(file))
-        converted = dataclasses.replace(converted, max_length=_max_length(path), data=data)
+        data, longest = config_json.read_data(values, task, str(file)), _max_length(path)
+        # Another library may have lowered it. One of more than the positions is for windows here.
+        if data and longest and longest < min(data.max_length, config.max_position_embeddings):
+            data.max_length = longest
+        converted = dataclasses.replace(converted, max_length=longest, data=data)
     tokenizer = tokenizer_loading.load(path)
     config_json.check_tokenizer(path, tokenizer, config, values)
     refuse(

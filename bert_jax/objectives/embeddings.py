@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -27,12 +26,12 @@ class EmbeddingObjective(ContrastiveObjective):
         return labels.reshape(-1, *labels.shape[2:])
 
     def shard_metrics(self, own: Shard, every: Shard) -> Metrics:
-        """Return the metrics; of several dimensions the loss is the sum."""
+        """Return the metrics; the loss is the sum of those of `dimensions` and of all numbers."""
         config = self.embedding
         (vectors, labels), (all_vectors, all_labels) = own, every
         examples = is_example(labels)
         weight = examples.sum(dtype=jnp.float32)
-        sizes: Sequence[int] = config.dimensions or (vectors.shape[-1],)
+        sizes = dict.fromkeys((*config.dimensions, vectors.shape[-1]))
         total, metrics = jnp.float32(0), {}
         for size in sizes:
             mine, others = normalized(vectors[..., :size]), normalized(all_vectors[..., :size])

@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import os
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -72,7 +73,9 @@ def finetune(
     Args:
       config: every setting of the run; `bert_jax.recipe("finetune/classification")` returns one.
         Of `config.model`, its dtype, remat, scan_layers and attention count, and dropouts that
-        differ from their defaults; the rest is that of `init`.
+        differ from their defaults, and more positions; the rest is that of `init`. Settings of
+        vectors, such as `task.embedding.pooling`, that are as by default are those of an `init` of
+        the same kind.
       init: the checkpoint to fine-tune, or a model.
       workdir: folder of results, predictions, checkpoints and pictures. A run that is there
         resumes.
@@ -95,7 +98,8 @@ def finetune(
     """
     with console.output(Level.NOTHING if quiet else Level.PROGRESS), console.logging_kept():
         paths.check_named(workdir)
-        return train_run(start(config, init, Path(workdir), train=train, held_out=eval))
+        path = Path(os.path.expanduser(workdir))
+        return train_run(start(config, init, path, train=train, held_out=eval))
 
 
 def start(

@@ -139,7 +139,7 @@ def _find_fork(config: TrainConfig, workdir: Workdir[TrainConfig], fork: AnyPath
             "keeps; leave it empty"
         )
     read, run = ReadBefore(int(fork.name)), fork.parent.parent
-    if before.data.source == config.data.source:
+    if workdirs.has_same_text(before, config):
         is_of_run = fork.parent.name == workdir.checkpoints.name
         results = workdirs.read_results(run) if is_of_run else {}
         earlier = workdirs.read_before(results, run)
@@ -232,7 +232,9 @@ def find_fork(fork: str | AnyPath) -> AnyPath:
 
 def read_fork_config(fork: AnyPath) -> TrainConfig:
     """Return the config of the checkpoint that a run forks."""
-    return settings.from_dict(TrainConfig, checkpoint.read_json(fork, "config"), f"{fork}/config")
+    values = checkpoint.read_json(fork, "config")
+    config = settings.from_dict(TrainConfig, values, f"{fork}/config")
+    return workdirs.with_own_texts(config, fork.parent.parent)
 
 
 def initial_state(
@@ -344,7 +346,7 @@ def model_config(
     own = [name for name in _DROPOUTS if getattr(config, name) != getattr(default, name)]
     if fields is None:
         longest = config.max_position_embeddings
-        if max(default.max_position_embeddings, init.config.max_position_embeddings) < longest:
+        if default.max_position_embeddings != longest > init.config.max_position_embeddings:
             own.append("max_position_embeddings")
     else:
         own += [name.removeprefix(_MODEL) for name in fields if name.startswith(_MODEL)]

@@ -66,6 +66,7 @@ def pretraining_start(
     c, step = config.model, int(state.step)
     beside = [(name, e) for name, e in objective.encoders.items() if e != c]
     others = "".join(f"; a {name} of {encoder.hidden_size}" for name, encoder in beside)
+    case = header.case(corpus.tokenizer)
     unused = f" of model.vocab_size {c.vocab_size:,}" if size < c.vocab_size else ""
     own = "that of the workdir" if step else "given from Python"
     resumes = f"; resuming from step {step:,}" if 0 < step < config.steps else ""
@@ -83,7 +84,7 @@ def pretraining_start(
         f"model      {num_params:,} parameters: {c.num_hidden_layers} layers of {c.hidden_size}, "
         f"{c.num_attention_heads} heads, {c.dtype}{others}\n"
         f"attention  {header.attention(c, mesh, schedule.stages, packed=config.data.packing)}\n"
-        f"tokenizer  {corpus.tokenizer.kind}, {size:,} tokens{unused}{header.case(corpus.tokenizer)}\n"
+        f"tokenizer  {corpus.tokenizer.kind}, {size:,} tokens{unused}{case}\n"
         f"text       {train[0]:,} tokens in {train[1]:,} documents; held out {held_out[0]:,} in "
         f"{held_out[1]:,}; {corpus.unknown:.2%} of the characters unknown\n"
         f"{''.join(sources)}"
@@ -133,10 +134,13 @@ def new_schedule(before: Schedule, now: Schedule, step: int) -> None:
         is_warmup = step < before.rate.warmup
         why = "its warm-up is shorter" if is_warmup else "it had decayed for the earlier end"
         warn_on_main(f"the learning rate jumps {change}, as {why}")
+    elif step < now.rate.warmup:
+        warn_on_main(f"the learning rate falls {change}, as its warm-up, a share, is longer now")
     elif steps - decay < step and now.rate.kind == "wsd":
+        enough = -(-step * steps // (steps - decay))  # also where the decay is a share of them
         warn_on_main(
             f"the learning rate falls {change}, as its decay begins at step {steps - decay:,}; "
-            f"with --config.steps={step + decay} it begins here"
+            f"with --config.steps={enough} it begins later"
         )
 
 

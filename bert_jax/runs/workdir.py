@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import filecmp
 import json
 import os
 import secrets
@@ -97,7 +98,7 @@ def read(path: AnyPath, kind: type[_Config]) -> Workdir[_Config]:
         fingerprint = text_path.read_bytes().strip() if text_path.is_file() else b""
     config = settings.from_dict(kind, values, str(config_path))
     if isinstance(config, TrainConfig):
-        _find_own_texts(config, path)
+        config = with_own_texts(config, path)
     return dataclasses.replace(
         workdir,
         config=config,
@@ -107,11 +108,20 @@ def read(path: AnyPath, kind: type[_Config]) -> Workdir[_Config]:
     )
 
 
-def _find_own_texts(config: TrainConfig, path: AnyPath) -> None:
-    """Set the source of a run that has its texts from memory, whose folder may have been moved."""
+def with_own_texts(config: TrainConfig, path: AnyPath) -> TrainConfig:
+    """Return the config of a run, whose folder with texts from memory may have been moved."""
     texts = path / memory.TEXTS
     if os.path.basename(config.data.source) == memory.TEXTS and paths.exists(texts):
-        config.data.source = str(texts)
+        return dataclasses.replace(config, data=dataclasses.replace(config.data, source=str(texts)))
+    return config
+
+
+def has_same_text(one: TrainConfig, other: TrainConfig) -> bool:
+    """Return whether two runs have one source, or the same texts from memory."""
+    sources = one.data.source, other.data.source
+    if {os.path.basename(source) for source in sources} == {memory.TEXTS}:
+        return all(map(os.path.exists, sources)) and filecmp.cmp(*sources, shallow=False)
+    return sources[0] == sources[1]
 
 
 def _has_seeds(path: AnyPath) -> bool:

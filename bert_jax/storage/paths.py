@@ -29,10 +29,13 @@ def is_remote(path: str | PurePath) -> bool:
 
 
 def as_path(name: "str | AnyPath") -> AnyPath:
-    """Return the path of a name; UserError for "" and for a URL that is not gs://BUCKET/FOLDER."""
+    """Return the path of a name, in which "~" is the user's home, or of gs://BUCKET/FOLDER.
+
+    UserError for "" and for another URL.
+    """
     check_named(name)
     if not is_remote(name):
-        return Path(name)
+        return Path(os.path.expanduser(name))  # which stays without a home
     url = re.sub(":/(?!/)", "://", str(name), count=1).rstrip("/")  # a Path has one slash
     scheme, _, folder = url.partition("://")
     if scheme != "gs" or {"", ".", ".."} & {*folder.split("/")}:

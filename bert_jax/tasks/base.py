@@ -300,7 +300,7 @@ class Task(abc.ABC):
 
     @classmethod
     def transformers_settings(cls, values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-        """Return the settings in the `config.json` of a model that this package did not write."""
+        """Return the settings that another library writes to `config.json`."""
         return {}
 
     def description(self, model: ModelConfig) -> str:

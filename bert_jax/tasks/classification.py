@@ -330,7 +330,8 @@ class Regression(TextTask):
     @classmethod
     def transformers_labels(cls, values: Mapping[str, Any], where: str) -> Sequence[str] | None:
         is_number = len(read_labels(values, where)) == 1  # a text may have several
-        return super().transformers_labels(values, where) if is_number else None
+        is_score = "sentence_transformers" in values  # of a `CrossEncoder`, which is a reranker
+        return super().transformers_labels(values, where) if is_number and not is_score else None
 
     def objective(self, model: TaskModel) -> PredictionObjective:
         return LabelsObjective(model, is_regression=True)

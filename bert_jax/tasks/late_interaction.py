@@ -1,7 +1,6 @@
 """Late interaction for search: a vector for each token, compared token by token (ColBERT)."""
 
 import dataclasses
-import string
 from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
@@ -54,9 +53,7 @@ class LateInteractionConfig(TaskConfig):
     )
     query_token: str = setting("", "token after [CLS] in queries, such as [unused0]; empty: none")
     passage_token: str = setting("", "token after [CLS] in passages; empty: none")
-    skipped_tokens: tuple[str, ...] = setting(
-        tuple(string.punctuation), "tokens of a passage that are read and not scored"
-    )
+    skipped_tokens: tuple[str, ...] = setting((), "tokens of a passage that are not scored")
 
 
 class BertForLateInteraction(TaskModel):

@@ -158,12 +158,20 @@ class QuestionAnswering(Task):
         if not isinstance(impossible, bool):
             raise UserError(f"{where}: is_impossible is {impossible!r}; it must be true or false")
         answers = () if impossible else answers
-        if answers == () and not self.config.with_unanswerable:
-            raise UserError(f"{where}: the question has no answer; set task.with_unanswerable=True")
         name = fields.get("id")
         return Example(
             where if name is None else str(name), where, (question.strip(), context), answers
         )
+
+    def complete(self, example: Example, data: DataFiles, *, labelled: bool) -> Example:
+        if example.label != () or self.config.with_unanswerable:
+            return example
+        refuse(
+            labelled,
+            f"{example.where}: the question has no answer",
+            fix="set task.with_unanswerable=True",
+        )
+        return dataclasses.replace(example, label=None)  # as in a file of questions to answer
 
     def features(
         self, examples: Sequence[Example], tokenizer: Tokenizer, model: ModelConfig, max_length: int

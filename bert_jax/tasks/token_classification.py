@@ -52,7 +52,8 @@ class TokenClassification(Task):
 
     def select_fields(self, record: Record, data: DataFiles) -> Mapping[str, Any]:
         words = record.field(data.text, "data.text")
-        return {"tokens": words, "tags": record.fields.get(data.label)}
+        fields = record.fields
+        return {"id": fields.get("id"), "tokens": words, "tags": fields.get(data.label)}
 
     def plain_fields(self, value: Any) -> Mapping[str, Any] | None:
         return {"tokens": value, "tags": None} if _is_list(value) else None
@@ -79,7 +80,7 @@ class TokenClassification(Task):
             if not unknown and not all(map(_is_text, tags)):
                 raise UserError(f"{where}: the tags are {tags!r}; give each as a text")
             tags = None if unknown else tuple(map(str, tags))
-        return Example(None, where, tuple(map(str, words)), tags)
+        return Example(record.fields.get("id"), where, tuple(map(str, words)), tags)
 
     def label_place(self, example: Example, index: int) -> str:
         return f"{example.where}, word {index + 1} of the sentence ({example.texts[index]!r})"

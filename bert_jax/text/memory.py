@@ -41,7 +41,7 @@ def plain_row(value: Any, where: str) -> Any:
         raise UserError(f"{where} has bytes that are no UTF-8; decode them") from error
     if not isinstance(plain, dict):
         return plain
-    return {key: None if _is_missing(x) else x for key, x in plain.items()}
+    return {str(key): None if _is_missing(x) else x for key, x in plain.items()}
 
 
 def _is_missing(value: Any) -> bool:

@@ -187,9 +187,9 @@ def table_rows(
     """
     header = list(columns)
     for index, (number, row, position) in enumerate(_rows(path)):
-        where = f"{path}:{number}"
-        if not header or (index == 0 and not set(columns).isdisjoint(row)):
-            header, columns = [] if row == [""] else row, ()
+        where, names = f"{path}:{number}", [name.strip() for name in row]
+        if not header or (index == 0 and not set(columns).isdisjoint(names)):
+            header, columns = [] if row == [""] else names, ()
             if (repeated := _repeated(header)) is not None:
                 raise UserError(f"{where}: two columns are named {repeated!r}; rename one of them")
         elif len(row) == len(header):

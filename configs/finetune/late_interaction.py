@@ -14,7 +14,7 @@ from bert_jax.tasks.late_interaction import LateInteractionConfig
 def get_config() -> FinetuneConfig:
     return FinetuneConfig(
         epochs=2.0,
-        task=LateInteractionConfig(skipped_tokens=()),
+        task=LateInteractionConfig(),
         data=DataFiles(
             train="builtin@train",
             eval="builtin@eval",

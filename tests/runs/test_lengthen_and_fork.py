@@ -211,7 +211,7 @@ def plan(steps: int, decay: float = 100.0, **fields) -> TrainConfig:
             475,
             [
                 "to 0 at step 550",
-                "from 1 to 0.5, as its decay begins at step 450; with --config.steps=575",
+                "from 1 to 0.5, as its decay begins at step 450; with --config.steps=581",
             ],
         ),
         (
@@ -220,6 +220,22 @@ def plan(steps: int, decay: float = 100.0, **fields) -> TrainConfig:
             20,
             ["falls to 0 at step 80; it was 100", "from 0.4 to 0.5, as its warm-up is shorter"],
         ),
+        (
+            plan(8, schedule="constant", warmup_fraction=0.5),
+            plan(24, schedule="constant", warmup_fraction=0.5),
+            8,
+            [
+                "constant to step 24; it was 8",
+                "from 1 to 0.667, as its warm-up, a share, is longer",
+            ],
+        ),
+        (
+            plan(1000, 0.1),
+            plan(500, 0.1),
+            475,
+            ["to 0 at step 500; it was 1,000", "with --config.steps=528 it begins later"],
+        ),
+        (plan(1000, 0.1), plan(528, 0.1), 475, ["to 0 at step 528"]),
         (
             plan(1000, schedule="constant"),
             plan(1000, 500.0),

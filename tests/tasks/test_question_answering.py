@@ -397,8 +397,6 @@ def test_questions_in_memory_have_ids_of_their_own():
 @pytest.mark.parametrize(
     ("value", "key_words"),
     [
-        ({**ASKED, "answers": []}, "set task.with_unanswerable=True"),
-        ({**ASKED, "is_impossible": True}, "set task.with_unanswerable=True"),
         ({**ASKED, "question": " \n"}, "has no question; "),
         ({**ASKED, "context": " \n"}, "has no context; "),
         ({**ASKED, "answers": {"text": [""], "answer_start": [0]}}, "an answer is '' at 0; give"),
