@@ -143,12 +143,6 @@ class MaskedLM(Pretraining):
             "objective masked_lm trains no electra, whose checkpoints have no such head",
             fix="set objective to auto, or model.model_type to bert",
         )
-        embedded = architecture(config.model).embedding_size(config.model)
-        refuse(
-            embedded != config.model.hidden_size,
-            f"objective masked_lm cannot train a model.embedding_size of {embedded}",
-            fix="set it to 0, or objective to auto",
-        )
 
     def head_flops(self, stage: Stage) -> float:
         return masked_lm_flops(self.config.model, stage)

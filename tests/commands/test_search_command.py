@@ -40,6 +40,13 @@ def test_a_line_a_hit(folder, bert_jax_main):
     assert len(long.partition("texts.txt:5  ")[2]) == 160
 
 
+def test_control_characters_are_escaped(folder, tiny_run, bert_jax_main):
+    """So that an indexed text cannot change the terminal."""
+    (folder / "escape.txt").write_text("a \x1b[31mriver\x1b[0m bank\n")
+    bert_jax_main("index", tiny_run.checkpoint, "escape.txt", "--output=escape")
+    assert "a \\x1b[31mriver\\x1b[0m bank" in bert_jax_main("search", "escape", "river")
+
+
 def test_queries_of_stdin(folder, bert_jax_main, capsys):
     (folder / "queries.txt").write_text("the bank\n\na layer\n")
     for flags in ((), ("--json",)):

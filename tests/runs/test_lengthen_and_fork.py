@@ -147,6 +147,8 @@ def test_weights_with_more_positions(tiny_config, stopped, tmp_path, printed):
     assert run.config.model.max_position_embeddings == 48
     config.model.max_position_embeddings = 600
     assert origin.model_config(bert, config.model).max_position_embeddings == 600
+    config.model.max_position_embeddings = 64
+    assert origin.model_config(bert, config.model).max_position_embeddings == 64
     config.model.max_position_embeddings = 16
     assert origin.model_config(bert, config.model).max_position_embeddings == 32
     init = {"init": stopped, "fields": ["model.max_position_embeddings"]}
@@ -226,7 +228,7 @@ def plan(steps: int, decay: float = 100.0, **fields) -> TrainConfig:
             8,
             [
                 "constant to step 24; it was 8",
-                "from 1 to 0.667, as its warm-up, a share, is longer",
+                "from 1 to 0.667, as its warm-up, a share, is",
             ],
         ),
         (

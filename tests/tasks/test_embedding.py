@@ -112,6 +112,15 @@ def test_settings_that_do_not_fit(embedding, others, key_words):
         validate_finetuning(FinetuneConfig(task=task, **fields))
 
 
+def test_a_dense_layer_of_another_width_is_refused():
+    of = {size: EmbeddingTaskConfig(embedding=EmbeddingConfig(dense=size)) for size in (0, 8, 12)}
+    with refused("task.embedding.dense is 12, and that of the checkpoint is 8; leave it out"):
+        Embedding.continued(of[12], of[8])
+    assert Embedding.continued(of[0], of[8]).embedding.dense == 8
+    assert Embedding.continued(of[0], of[8], ["embedding.dense"]).embedding.dense == 0
+    assert Embedding.continued(of[12], of[0]).embedding.dense == 12
+
+
 def test_sizes_of_vectors_on_the_command_line():
     config = FinetuneConfig()
     override(config, "task.kind", "embedding")

@@ -407,6 +407,17 @@ def test_values_that_are_refused(value, key_words):
         task().example_from(value, 3, DataFiles())
 
 
+@pytest.mark.parametrize("fields", [{"answers": []}, {"is_impossible": True}])
+def test_a_question_without_an_answer(fields):
+    """It is refused where it is trained on or scored, and predicted like one of no label."""
+    assert task().example_from({**ASKED, **fields}, 3, DataFiles()).label is None
+    of_file = task().make_example(Record("a.json", {**ASKED, **fields}))
+    with refused("the question has no answer; set task.with_unanswerable=True"):
+        task().complete(of_file, DataFiles(), labelled=True)
+    allowed = task(with_unanswerable=True)
+    assert allowed.complete(of_file, DataFiles(), labelled=True).label == ()
+
+
 def test_answers_of_questions_with_one_id_are_not_written_over_each_other():
     task = question_answering.QuestionAnswering(QuestionAnsweringConfig("question_answering"))
     examples = [Example(name, "x", ("Who?", "A fox."), None) for name in (1, "1")]

@@ -1,5 +1,6 @@
 """Reranking: reading, negatives and scores by plain definitions; a whole run; search with it."""
 
+import copy
 import dataclasses
 import json
 from unittest.mock import Mock
@@ -317,6 +318,16 @@ def test_a_run_learns_predicts_and_is_exported(finished, tmp_path, bert_jax_main
     assert values["sentence_transformers"]["activation_fn"].endswith(".Sigmoid")
     again = bert_jax.load(tmp_path / "exported")
     assert (again.task.kind, again.task.negatives) == ("reranker", 1)
+    # Saved again by a `CrossEncoder` that reads fewer tokens and has another activation.
+    saved = copy.deepcopy(values)
+    saved["sentence_transformers"]["activation_fn"] = "torch.nn.modules.linear.Identity"
+    (tmp_path / "exported" / "config.json").write_text(json.dumps(saved))
+    settings = tmp_path / "exported" / "tokenizer_config.json"
+    before = settings.read_text()
+    settings.write_text(json.dumps(json.loads(before) | {"model_max_length": 9}))
+    again = bert_jax.load(tmp_path / "exported")
+    assert (again.task.activation, again.data.max_length) == ("identity", 9)
+    settings.write_text(before)
     for name in ("bert_jax_task", "sentence_transformers"):  # as another program writes it
         del values[name]
     values["sbert_ce_default_activation_function"] = "torch.nn.modules.linear.Identity"

@@ -158,6 +158,9 @@ def test_embeddings_in_a_file(tiny_bert, tmp_path, monkeypatch, bert_jax_main):
 
 def test_a_model_is_continued_with_its_own_settings(tiny_bert):
     kind = task_class("late_interaction")
+    of_recipe = bert_jax.recipe("finetune/late_interaction", bert_jax.FinetuneConfig).task
+    skips = dataclasses.replace(of_recipe, skipped_tokens=(".", ","))
+    assert kind.continued(of_recipe, skips).skipped_tokens == (".", ",")
     initial = dataclasses.replace(CONFIGS["late_interaction"], size=24, expansion="attended")
     config = dataclasses.replace(LateInteractionConfig(), temperature=0.5, query_length=16)
     found = kind.continued(config, initial)

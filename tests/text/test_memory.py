@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import refused
+from training_runs import records
 
 import bert_jax
 from bert_jax.runs import origin
@@ -109,6 +110,12 @@ def test_a_missing_value_of_pandas_is_none():
     assert record.fields == {"sentence": "fox", "label": None}
 
 
+def test_columns_may_be_numbers():
+    """As in a data frame that was read without a header."""
+    (record,) = memory.records([{0: "fox", 1: "a"}], "train")
+    assert record.fields == {"0": "fox", "1": "a"}
+
+
 def test_a_set_has_one_order():
     (record,) = memory.records([{"label": {"gamma", "alpha", "beta"}}], "train")
     assert record.fields == {"label": ["alpha", "beta", "gamma"]}
@@ -197,6 +204,13 @@ def test_pretraining_on_texts_is_that_on_a_file_of_them(tiny_config, tiny_text, 
     assert not list(run.glob("*.tmp"))
 
     moved = run.rename(tmp_path / "moved")  # it has its text in it
+    forked = {"fork": moved, "quiet": True}
+    config.data.source = str(moved / "texts.jsonl")
+    bert_jax.pretrain(copy.deepcopy(config), tmp_path / "fork", **forked)
+    config.data.source = "builtin"
+    bert_jax.pretrain(config, tmp_path / "other", texts=documents, **forked)
+    epochs = [records(tmp_path / name)[-1]["epoch"] for name in ("fork", "other")]
+    assert epochs[0] == epochs[1]  # the same text, which it reads on
     own = origin.own_config(moved)
     own.steps = 4
     assert bert_jax.pretrain(own, moved, quiet=True).checkpoint == moved / "checkpoints/4"

@@ -83,6 +83,13 @@ def test_ragged_rows_fail_or_are_marked(tmp_path, name, mark):
     assert [record.line for record in records if not record.fields] == [3, 5, 6]
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+def test_names_of_columns_have_no_spaces_around_them(tmp_path, name):
+    mark = "," if name == "a.csv" else "\t"
+    path = write_file(tmp_path / name, f"label{mark} sentence \nb{mark} a river\n")
+    assert fields(read_records(path)) == [{"label": "b", "sentence": " a river"}]
+
+
 def test_a_field_by_its_setting():
     record = Record("a.tsv:2", {"text": "x", "label": None})
     assert (record.field("text", "data.text"), record.field("label", "data.label")) == ("x", None)
