@@ -28,6 +28,7 @@ from bert_jax.retrieval.search import normalize
 from bert_jax.storage.paths import AnyPath
 from bert_jax.storage.replacement import replacing
 from bert_jax.tasks import make_task
+from bert_jax.tasks.base import UnknownColumns
 from bert_jax.training import checkpoint
 from bert_jax.viewer.patterns import Patterns, survey
 from bert_jax.viewer.view import AttentionView, WordComparison, compare, view
@@ -311,9 +312,8 @@ class Bert(LoadedModel):
         """
         run = TrainConfig(model=self.config)
         if self.task and isinstance(self.model, TaskModel):
-            run = FinetuneConfig(
-                model=self.config, task=self.task, data=self.data, probe=self.model.probe
-            )
+            data, probe = UnknownColumns.written(self.data), self.model.probe
+            run = FinetuneConfig(model=self.config, task=self.task, data=data, probe=probe)
         with replacing(path, checkpoint.is_checkpoint if force else None) as new:
             checkpoint.write_params(new, self.params, dataclasses.asdict(run), self.tokenizer)
 

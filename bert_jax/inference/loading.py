@@ -118,10 +118,10 @@ def _load_own(folder: AnyPath, dtype: Dtype | None) -> LoadedModel:
     validate_model(run.model, where)
     run.model = _computed_in(run.model, dtype)
     task, probe, data = (
-        (run.task, run.probe, run.data) if has_task else (None, "", UnknownColumns())
+        (run.task, run.probe, UnknownColumns.read(run.data))
+        if has_task
+        else (None, "", UnknownColumns())
     )
-    if not data.train and data.text == DataFiles().text:  # of a model from elsewhere, saved here
-        data = UnknownColumns(**dataclasses.asdict(data))
     try:
         model = _make_model(run.model, task, probe)
     except UserError as error:

@@ -44,6 +44,18 @@ class Example:
 class UnknownColumns(DataFiles):
     """The columns of a model from elsewhere, which does not say what it was trained on."""
 
+    @classmethod
+    def read(cls, data: DataFiles) -> DataFiles:
+        """Return the columns that a checkpoint has, which are unknown where `text` is empty."""
+        if data.text:
+            return data
+        return cls(**dataclasses.asdict(data) | {"text": DataFiles().text})
+
+    @classmethod
+    def written(cls, data: DataFiles) -> DataFiles:
+        """Return columns as a checkpoint has them, for `read`."""
+        return dataclasses.replace(data, text="") if isinstance(data, cls) else data
+
 
 class Task(abc.ABC):
     """A kind of task; `labels` are the names of the head's outputs, or else those of `config`."""

@@ -166,6 +166,12 @@ def test_a_fine_tuning_on_rows_is_that_on_a_file(tiny_finetuning_config, tiny_ru
         )
     ]
     jax.tree.map(np.testing.assert_array_equal, *(each.bert.params for each in results))
+    loaded = bert_jax.load(tmp_path / "rows")
+    assert loaded.data == in_memory(config).data  # its columns are known
+    loaded.save(tmp_path / "saved")
+    for bert in (loaded, bert_jax.load(tmp_path / "saved")):
+        with refused("examples[0] has 2 texts and the model was trained on 1"):
+            bert.predict([("A river.", "A bank.")])
     again = {"train": rows, "quiet": True}
     bert_jax.finetune(in_memory(config), tiny_run.checkpoint, tmp_path / "rows", **again)
     with refused("was trained on other text"):
