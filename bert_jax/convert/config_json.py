@@ -145,11 +145,11 @@ def read_task(values: Mapping[str, Any], config: ModelConfig, where: str) -> Tas
             labels |= {} if found is None else {kind: found}
     if _TASK in values:
         own = from_dict(TaskConfig, values[_TASK], f"{where}: {_TASK}")
-        its = task_class(own.kind)
         # With another kind or labels, `transformers` has trained the model again since the export.
         is_same = own.kind in labels and labels[own.kind] in ((), own.labels)
         if is_same:  # a `CrossEncoder` that has saved it may have changed its settings
-            return dataclasses.replace(own, **its.transformers_settings(values, where))
+            theirs = task_class(own.kind).transformers_settings(values, where)
+            return dataclasses.replace(own, **theirs)
     kind = next(reversed(labels), None)  # the user's own come last
     if kind is None:
         return None

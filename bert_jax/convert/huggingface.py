@@ -143,7 +143,7 @@ def _read_separators(path: Path, tokenizer: Tokenizer, config: ModelConfig) -> N
         fix="one or two are read; correct the post_processor of its tokenizer.json",
     )
     if found and found != architecture_of(config).separators:
-        config.pair_separators = found
+        config.pair_separators = 1 if found == 1 else 2
 
 
 def save(

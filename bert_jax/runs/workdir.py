@@ -118,10 +118,11 @@ def with_own_texts(config: TrainConfig, path: AnyPath) -> TrainConfig:
 
 def has_same_text(one: TrainConfig, other: TrainConfig) -> bool:
     """Return whether two runs have one source, or the same texts from memory."""
-    sources = one.data.source, other.data.source
-    if {os.path.basename(source) for source in sources} == {memory.TEXTS}:
-        return all(map(os.path.exists, sources)) and filecmp.cmp(*sources, shallow=False)
-    return sources[0] == sources[1]
+    first, second = one.data.source, other.data.source
+    if os.path.basename(first) == os.path.basename(second) == memory.TEXTS:
+        both_exist = os.path.exists(first) and os.path.exists(second)
+        return both_exist and filecmp.cmp(first, second, shallow=False)
+    return first == second
 
 
 def _has_seeds(path: AnyPath) -> bool:

@@ -49,7 +49,8 @@ class UnknownColumns(DataFiles):
         """Return the columns that a checkpoint has, which are unknown where `text` is empty."""
         if data.text:
             return data
-        return cls(**dataclasses.asdict(data) | {"text": DataFiles().text})
+        values: dict[str, Any] = {**dataclasses.asdict(data), "text": DataFiles().text}
+        return cls(**values)
 
     @classmethod
     def written(cls, data: DataFiles) -> DataFiles:
