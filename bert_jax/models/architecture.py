@@ -19,6 +19,7 @@ class Architecture:
       encoder: the module, which is called as `models.bert.BertModel` is.
       settings: the class of its config.
       pretrains_on_pairs: whether it may be pretrained on pairs of texts.
+      has_mlm_head: whether its checkpoints have the head of masked language modelling.
       rotates: whether it takes the kinds of position that rotate queries and keys, and no others.
       exchange: its names in files of `transformers`; None where it is not exported.
       separators: how many [SEP] are between the two texts of a pair, unless the config says it.
@@ -29,6 +30,7 @@ class Architecture:
     encoder: ClassVar[type[Encoder]]
     settings: ClassVar[type[ModelConfig]] = ModelConfig
     pretrains_on_pairs: ClassVar[bool] = False
+    has_mlm_head: ClassVar[bool] = True
     rotates: ClassVar[bool] = False
     separators: ClassVar[int] = 1
     feed_forward_inputs: ClassVar[int] = 1

@@ -174,7 +174,7 @@ class Electra(Bert):
 
     encoder = ElectraModel
     settings = ElectraConfig
-    pretrains_on_pairs = False
+    pretrains_on_pairs = has_mlm_head = False
     exchange = ElectraExchange.like(
         bert.EXCHANGE,
         class_prefix="Electra",

@@ -17,7 +17,6 @@ from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.config.schedule import Stage
 from bert_jax.errors import refuse
 from bert_jax.models.architecture import architecture, make_encoder
-from bert_jax.models.electra import ElectraConfig
 from bert_jax.models.encoder import EncoderOutput, gather_positions
 from bert_jax.models.layers import ACTIVATIONS, Dense, DropoutKey, LayerNorm, param
 from bert_jax.models.matmul import logits_from_embeddings
@@ -139,8 +138,9 @@ class MaskedLM(Pretraining):
     @classmethod
     def check(cls, config: TrainConfig) -> None:
         refuse(
-            isinstance(config.model, ElectraConfig),
-            "objective masked_lm trains no electra, whose checkpoints have no such head",
+            not architecture(config.model).has_mlm_head,
+            f"objective masked_lm trains a head that no checkpoint of model.model_type "
+            f"{config.model.model_type} has",
             fix="set objective to auto, or model.model_type to bert",
         )
 

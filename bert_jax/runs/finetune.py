@@ -73,7 +73,7 @@ def finetune(
     Args:
       config: every setting of the run; `bert_jax.recipe("finetune/classification")` returns one.
         Of `config.model`, its dtype, remat, scan_layers and attention count, and dropouts that
-        differ from their defaults, and more positions; the rest is that of `init`. Settings of
+        differ from their defaults, and positions beyond 512; the rest is that of `init`. Settings of
         vectors, such as `task.embedding.pooling`, that are as by default are those of an `init` of
         the same kind.
       init: the checkpoint to fine-tune, or a model.

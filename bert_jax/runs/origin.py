@@ -346,7 +346,7 @@ def model_config(
     own = [name for name in _DROPOUTS if getattr(config, name) != getattr(default, name)]
     if fields is None:
         longest = config.max_position_embeddings
-        if default.max_position_embeddings != longest > init.config.max_position_embeddings:
+        if max(default.max_position_embeddings, init.config.max_position_embeddings) < longest:
             own.append("max_position_embeddings")
     else:
         own += [name.removeprefix(_MODEL) for name in fields if name.startswith(_MODEL)]

@@ -89,7 +89,7 @@ def test_a_collapsed_run_warns_once_at_its_first_evaluation(
         ("auto", ElectraConfig(generator_hidden_size=0.3), "none", "multiple of 1/12, such as"),
         ("sentence_pairs", ModelConfig(), "none", "set it to nsp or sop"),
         ("replaced_tokens", ModelConfig(), "none", "model_type of electra"),
-        ("masked_lm", ElectraConfig(), "none", "masked_lm trains no electra"),
+        ("masked_lm", ElectraConfig(), "none", "no checkpoint of model.model_type electra has"),
         ("masked_ml", ModelConfig(), "none", "choose auto or one of replaced_tokens"),
     ],
 )
