@@ -23,7 +23,7 @@ from bert_jax import console
 from bert_jax.commands import process, texts
 from bert_jax.errors import UserError
 from bert_jax.retrieval.search import normalize
-from bert_jax.storage.paths import CHECKPOINT
+from bert_jax.storage.paths import CHECKPOINT, check_writable
 
 if TYPE_CHECKING:
     from bert_jax.inference.embeddings import TextEmbedding
@@ -98,8 +98,7 @@ def _check_output(path: Path, *, is_by_token: bool) -> None:
         raise UserError(
             f"--output {path}: an .npy cannot say which text a vector is of; give an .npz"
         )
-    if not os.access(path.absolute().parent, os.W_OK):
-        raise UserError(f"--output {path} cannot be written there; make the folder first")
+    check_writable(path)
 
 
 def _plain(embedding: "TextEmbedding") -> dict[str, Any]:

@@ -19,6 +19,7 @@ from bert_jax import console
 from bert_jax.commands import process
 from bert_jax.commands.flags import Parser
 from bert_jax.errors import UserError, refuse
+from bert_jax.storage.paths import check_writable
 
 if TYPE_CHECKING:
     from bert_jax.bert import Index
@@ -76,6 +77,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         raise UserError(f"--output is {args.output}; name a .jsonl, since it has lines of JSON")
     if os.path.exists(args.output):
         raise UserError(f"{args.output} exists; remove it, or choose another --output")
+    check_writable(Path(args.output))
     process.cache_compiled_programs()
     columns = DataFiles(text=args.text, label=args.label)
     examples = read_examples(Reranker(RerankerConfig()), args.file, columns, labelled=True)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from bert_jax.commands import process, texts
 from bert_jax.commands.flags import Parser, add_data_dir
 from bert_jax.errors import UserError, refuse, without_controls
-from bert_jax.storage.paths import CHECKPOINT
+from bert_jax.storage.paths import CHECKPOINT, check_writable
 from bert_jax.text.files import STDIN, file_type
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         raise UserError("give a FILE, whose columns --columns names, or texts as --text; not both")
     is_saved = args.output or not (args.json or args.text or args.file == STDIN)
     output = args.output or _STEM
-    if is_saved and not os.access(Path(output).absolute().parent, os.W_OK):
-        raise UserError(f"--output {output} cannot be written there; make the folder first")
+    if is_saved:
+        check_writable(Path(output))
     lines: Any = None
     if args.file and (args.file == STDIN or file_type(args.file) == ".txt"):
         lines = texts.numbered(args.file)

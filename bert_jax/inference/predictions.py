@@ -128,6 +128,8 @@ def predict(
         model.data, text=text or model.data.text, label=label or model.data.label
     )
     task = make_task(config)
+    if text or label:
+        task.check_columns(data)
     examples = _examples_of(task, data, examples)
     if not task.labels:  # of a foreign multiple choice, whose choices have no names
         task = type(task)(task.config, task.label_names(examples))

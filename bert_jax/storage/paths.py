@@ -64,6 +64,12 @@ def check_named(name: object) -> None:
         raise UserError("a path is empty; give the name of a file or a folder")
 
 
+def check_writable(path: Path) -> None:
+    """Refuse a file to write in a folder that is not there, or that cannot be written."""
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise UserError(f"{path} cannot be written there; make the folder first")
+
+
 def absolute(path: AnyPath) -> AnyPath:
     """Return a path that does not depend on the folder of the process."""
     return path if is_remote(path) else path.absolute()

@@ -82,6 +82,7 @@ class Task(abc.ABC):
     is_ranking_passages: ClassVar[bool] = False  # whether a query and a passage have a "score"
     has_quick_baselines: ClassVar[bool] = False  # shown without `compare`
     value_form: ClassVar[str]  # what `example_from` takes, for messages
+    has_columns: ClassVar[bool] = True  # whether `DataFiles.text` and `label` name what it reads
     has_txt_lines: ClassVar[bool] = True  # whether a .txt to predict has a text on each line
     # The end of the name of the class of `transformers` that the head is exported as, such as
     # "ForTokenClassification". A task without one exports its encoder alone.
@@ -106,6 +107,7 @@ class Task(abc.ABC):
     def check(cls, config: FinetuneConfig) -> None:
         """Refuse settings of a run that this task cannot be trained with."""
         labels, stride = config.task.labels, config.task.stride
+        cls.check_columns(config.data)
         refuse(
             stride and not cls.has_windows,
             f"task.stride is for windows of a text, which {config.task.kind} has none of",
@@ -133,6 +135,17 @@ class Task(abc.ABC):
             f"task.labels has a label twice: {', '.join(labels)}",
             fix="name each once",
         )
+
+    @classmethod
+    def check_columns(cls, data: DataFiles) -> None:
+        """Refuse names of columns where a task's files have names of their own."""
+        default = DataFiles()
+        for name in ("text", "label"):
+            refuse(
+                not cls.has_columns and getattr(data, name) != getattr(default, name),
+                f"data.{name} names a column, and {cls.settings().kind} reads those of SQuAD",
+                fix="leave it out",
+            )
 
     @classmethod
     def continued(

@@ -107,6 +107,7 @@ class QuestionAnswering(Task):
     file_suffixes = (".json", ".nbest.json")
     pipeline_tag = "question-answering"
     num_outputs = 2
+    has_columns = False  # a file has those of SQuAD
     foreign_max_length = 384  # of google-research/bert `run_squad.py`
     value_form = "a question and a context, or a dict of them"
     default_metrics, known_metrics = ("f1",), ("exact_match", "f1")
@@ -159,9 +160,8 @@ class QuestionAnswering(Task):
             raise UserError(f"{where}: is_impossible is {impossible!r}; it must be true or false")
         answers = () if impossible else answers
         name = fields.get("id")
-        return Example(
-            where if name is None else str(name), where, (question.strip(), context), answers
-        )
+        name = None if name is None else str(name)
+        return Example(name, where, (question.strip(), context), answers)
 
     def complete(self, example: Example, data: DataFiles, *, labelled: bool) -> Example:
         if example.label != () or self.config.with_unanswerable:
@@ -281,19 +281,19 @@ class QuestionAnswering(Task):
 
     def files(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, str]:
         """Return SQuAD's own file, the text for each id, and one of the best answers for each."""
-        pairs = list(zip(examples, predictions, strict=True))
-        names = collections.Counter(str(example.id) for example in examples)
-        twice = next((name for name, count in names.items() if count > 1), "")
+        ids = (example.id for example in examples)
+        names = [str(number if name is None else name) for number, name in enumerate(ids)]
+        twice = next((name for name, count in collections.Counter(names).items() if count > 1), "")
         refuse(
             twice,
             f"two questions have the id {twice!r}, under which one answer alone can be written",
             fix="give each an id of its own",
         )
-        answers = {example.id: self.answer(example, answers) for example, answers in pairs}
-        ranked = {example.id: self._ranked(example, answers) for example, answers in pairs}
+        answers = map(self.answer, examples, predictions)
+        ranked = map(self._ranked, examples, predictions)
         return {
-            ".json": json.dumps(answers) + "\n",
-            ".nbest.json": json.dumps(ranked, indent=1) + "\n",
+            ".json": json.dumps(dict(zip(names, answers, strict=True))) + "\n",
+            ".nbest.json": json.dumps(dict(zip(names, ranked, strict=True)), indent=1) + "\n",
         }
 
     def _ranked(self, example: Example, answers: Answers) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
-from bert_jax.storage.paths import check_named
+from bert_jax.storage.paths import check_named, check_writable
 from bert_jax.storage.replacement import replacing
 
 _FOLDER = Path(__file__).parent
@@ -67,8 +67,7 @@ def check_output(path: str | Path, *, force: bool) -> None:
         raise UserError(f"{path} is a folder; give the path of a file")
     if os.path.lexists(path) and not force:
         raise UserError(f"{path} already exists; choose another path, or replace it with --force")
-    if not os.access(path.absolute().parent, os.W_OK):
-        raise UserError(f"{path} cannot be written there; make the folder first")
+    check_writable(path)
 
 
 def write(path: str | Path, content: str, *, force: bool) -> int:

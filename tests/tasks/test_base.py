@@ -166,7 +166,7 @@ def test_examples_of_plain_values(task, value, columns, texts, label):
     example = task.example_from(value, 3, DataFiles(**columns) if columns else UnknownColumns())
     assert (example.where, example.texts, example.label) == ("examples[3]", texts, label)
     name = value.get("id") if isinstance(value, dict) else None
-    assert example.id == (str(name or example.where) if task is ANSWERS else name)
+    assert example.id == (str(name) if name and task is ANSWERS else name)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.batches.buckets import NO_LABEL
-from bert_jax.config import DataFiles, TokenizerConfig
+from bert_jax.config import DataFiles, FinetuneConfig, TokenizerConfig
 from bert_jax.errors import UserError
 from bert_jax.tasks import question_answering
 from bert_jax.tasks.base import Example, token_windows
@@ -389,7 +389,7 @@ ASKED = {"question": "Who?", "context": CONTEXT}
 def test_questions_in_memory_have_ids_of_their_own():
     rows = [{**ASKED, "id": name, "is_impossible": None, "answers": None} for name in ("a", None)]
     found = read_examples(task(), rows, DataFiles(), labelled=False, name="train")
-    assert [each.id for each in found] == ["a", "train[1]"]
+    assert [each.id for each in found] == ["a", None]  # its number is written
     with refused("train[1]: the id a occurs twice; give each question its own"):
         read_examples(task(), [rows[0], rows[0]], DataFiles(), labelled=False, name="train")
 
@@ -405,6 +405,13 @@ def test_questions_in_memory_have_ids_of_their_own():
 def test_values_that_are_refused(value, key_words):
     with refused("examples[3]", key_words):
         task().example_from(value, 3, DataFiles())
+
+
+def test_questions_have_no_columns_to_name():
+    """Their files have those of SQuAD."""
+    for data in (DataFiles(text="question"), DataFiles(label="answer")):
+        with refused("names a column, and question_answering reads those of SQuAD; leave it out"):
+            QuestionAnswering.check(FinetuneConfig(data=data, task=QuestionAnsweringConfig()))
 
 
 @pytest.mark.parametrize("fields", [{"answers": []}, {"is_impossible": True}])
