@@ -15,7 +15,7 @@ from bert_jax.batches.loader import Earlier, ReadBefore
 from bert_jax.config import FinetuneConfig, TrainConfig, settings
 from bert_jax.config.schedule import make_schedule
 from bert_jax.distributed import hosts
-from bert_jax.errors import TrainingError, UserError
+from bert_jax.errors import TrainingError, UserError, refuse
 from bert_jax.storage import mirror, paths
 from bert_jax.storage.json_files import read_json, refusing_malformed
 from bert_jax.storage.locks import check_unlocked, locked
@@ -198,11 +198,19 @@ def _check_steps_done(config: TrainConfig, saved: TrainConfig, workdir: Workdir)
             f"{workdir.address} has done {done:,} steps, and steps is {config.steps:,}; raise it "
             "or choose another --workdir"
         )
-    if make_schedule(config).until(done) != make_schedule(saved).until(done):
-        raise UserError(
-            f"{workdir.address} has done {done:,} steps with other phases or another length "
-            "warm-up; let new ones start at that step or later"
-        )
+    before, now = make_schedule(saved), make_schedule(config)
+    if before.until(done) == now.until(done):
+        return
+    refuse(
+        before.length_warmup != now.length_warmup,
+        f"{workdir.address} was begun with a length warm-up of {before.length_warmup:,} steps, and "
+        f"not of {now.length_warmup:,}",
+        fix=f"set data.length_warmup_fraction to {saved.data.length_warmup_fraction}",
+    )
+    raise UserError(
+        f"{workdir.address} has done {done:,} steps with other phases; let new ones start at that "
+        "step or later"
+    )
 
 
 def resume_settings(config: TrainConfig | FinetuneConfig, workdir: Workdir) -> None:

@@ -318,7 +318,7 @@ def test_what_is_done_is_not_changed(tiny_config, copied):
     """Fewer steps, or other phases for them."""
     with pytest.raises(UserError, match="has done 4 steps, and steps is 3; raise it or choose"):
         pretraining.start(changed(tiny_config, steps=3), copied)
-    with pytest.raises(UserError, match=r"has done 4 steps with other phases or .*; let new ones"):
+    with pytest.raises(UserError, match="has done 4 steps with other phases; let new ones"):
         pretraining.start(with_phase(tiny_config, 3.0, steps=8), copied)
     assert pretraining.start(with_phase(tiny_config, 4.0, steps=8), copied)
 
@@ -349,7 +349,7 @@ def test_a_length_warmup_that_is_done_keeps_its_steps(tiny_config, tmp_path):
     ]
     assert origin.own_config(tmp_path).data.length_warmup_fraction == 2
     config.data.length_warmup_fraction = 3.0
-    with pytest.raises(UserError, match="has done 8 steps with other"):
+    with pytest.raises(UserError, match=r"not of 3; set data\.length_warmup_fraction to 2"):
         pretrain(changed(config, steps=12), tmp_path, quiet=True)
     config.data.length_warmup_fraction = 0.5
     config.steps = 24
