@@ -57,16 +57,10 @@ class Retrieval(Task):
     def select_fields(self, record: Record, data: DataFiles) -> Mapping[str, Any]:
         columns = [name.strip() for name in data.text.split(",")]
         texts = tuple(record.field(name, "data.text") for name in columns)
-        for name in (data.label, DataFiles().label):  # the latter is that of rerankers
-            label = record.fields.get(name)
-            is_apart = label is False or readers.to_number(label) <= 0
-            refuse(
-                is_apart and self.has_pairs_alone,
-                f"{record.where} has the {name} {label!r}, of texts that do not belong together",
-                fix="drop such rows, or the column if it says something else; finetune/reranker "
-                "and task.embedding.loss=cosent train on labels",
-            )
-        return {"id": record.fields.get("id"), "texts": texts}
+        # The latter name is that of rerankers.
+        labels = [record.fields.get(name) for name in (data.label, DataFiles().label)]
+        is_apart = any(label is False or readers.to_number(label) <= 0 for label in labels)
+        return {"id": record.fields.get("id"), "texts": texts, "is_apart": is_apart}
 
     def plain_fields(self, value: Any) -> Mapping[str, Any] | None:
         is_texts = isinstance(value, list | tuple) and len(value) > 1
@@ -77,7 +71,17 @@ class Retrieval(Task):
         if len(texts) < 2:
             raise UserError(f"{where} has one text; name two columns or more in data.text")
         readers.check_texts(texts, where)
-        return Example(record.fields.get("id"), where, texts, _IS_PAIR)
+        label = None if record.fields.get("is_apart") else _IS_PAIR
+        return Example(record.fields.get("id"), where, texts, label)
+
+    def complete(self, example: Example, data: DataFiles, *, labelled: bool) -> Example:
+        refuse(
+            labelled and self.has_pairs_alone and example.label is None,
+            f"{example.where} has a label of 0 or less, of texts that do not belong together",
+            fix="drop such rows, or the column if it says something else; finetune/reranker and "
+            "task.embedding.loss=cosent train on labels",
+        )
+        return example
 
     def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
         """Return how well passages are found."""

@@ -224,8 +224,10 @@ def test_texts_that_do_not_belong_together_are_no_pairs(tmp_path):
     path.write_text("query\tpassage\tlabel\na\tb\t1\nc\td\t0\n")
     for label in ("label", "score"):  # the recipe names the latter, and a reranker's file has one
         data = DataFiles(text="query,passage", label=label)
-        with refused("a.tsv:3 has the label '0', of texts that do not belong together"):
-            list(task.read_records(str(path), data))
+        with refused("a.tsv:3 has a label of 0 or less, of texts that do not belong together"):
+            read_examples(task, str(path), data, labelled=True)
+        found = read_examples(task, str(path), data, labelled=False)  # to be predicted
+        assert [each.label for each in found] == [1, None]
     scored = EmbeddingConfig(loss="cosent")
     for embedding, metric in ((EmbeddingConfig(), "spearman"), (scored, "ndcg@10")):
         with refused(f"task.metrics has '{metric}'"):
