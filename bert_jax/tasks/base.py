@@ -68,6 +68,7 @@ class Task(abc.ABC):
     min_labels: ClassVar[int] = 0  # fewer of them leave nothing to tell apart
     # Dotted names of settings that vectors depend on, beside the parameters.
     vector_settings: ClassVar[Sequence[str]] = ()
+    size_setting: ClassVar[str] = ""  # the dotted name of one that sizes parameters of the head
     # Whether the first text asks for the others. Examples with the same one are held out together:
     # else a query is trained on with one passage, and asks for another.
     has_queries: ClassVar[bool] = False
@@ -154,13 +155,19 @@ class Task(abc.ABC):
         """Return the settings of a run that starts from a model with `initial` ones.
 
         The `vector_settings` that are as by default are the model's, unless they are among the
-        `fields` that the user has set.
+        `fields` that the user has set. UserError for another size of the head's parameters.
         """
         result = copy.deepcopy(config)
         default, own = settings.flatten(cls.settings()), settings.flatten(initial)
         for name, value in settings.flatten(config).items():
             if name in cls.vector_settings and name not in fields and value == default[name]:
                 settings.assign(result, name, own[name])
+        size, there = (settings.flatten(each).get(cls.size_setting) for each in (result, initial))
+        refuse(
+            size and there and size != there,  # 0 is for none
+            f"task.{cls.size_setting} is {size}, and that of the checkpoint is {there}",
+            fix="leave it out, or start from an encoder",
+        )
         return result
 
     def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:

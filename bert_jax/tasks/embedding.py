@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -104,6 +104,7 @@ class Embedding(Retrieval):
     config: EmbeddingTaskConfig
     model_class = BertForEmbedding
     has_windows = True
+    size_setting = "embedding.dense"
     vector_settings = (
         "embedding.pooling",
         "embedding.dense",
@@ -130,20 +131,6 @@ class Embedding(Retrieval):
 
     def objective(self, model: TaskModel) -> PredictionObjective:
         return EmbeddingObjective(model, self.config.embedding)
-
-    @classmethod
-    def continued(
-        cls, config: TaskConfig, initial: TaskConfig, fields: Collection[str] = ()
-    ) -> TaskConfig:
-        result: Any = super().continued(config, initial, fields)
-        assert isinstance(initial, EmbeddingTaskConfig)
-        size, there = result.embedding.dense, initial.embedding.dense
-        refuse(
-            size and there and size != there,
-            f"task.embedding.dense is {size}, and that of the checkpoint is {there}",
-            fix="leave it out, give 0 for none, or start from an encoder",
-        )
-        return result
 
     @classmethod
     def check(cls, config: FinetuneConfig) -> None:

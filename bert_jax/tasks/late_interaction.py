@@ -1,7 +1,7 @@
 """Late interaction for search: a vector for each token, compared token by token (ColBERT)."""
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -124,6 +124,7 @@ class LateInteraction(EncodingTask):
     model_class = BertForLateInteraction
     pipeline_tag = "sentence-similarity"
     vectors_kind = "tokens"
+    size_setting = "size"
     vector_settings = (
         "size",
         "query_length",
@@ -138,20 +139,6 @@ class LateInteraction(EncodingTask):
 
     def objective(self, model: TaskModel) -> ContrastiveObjective:
         return LateInteractionObjective(model, self.config.temperature)
-
-    @classmethod
-    def continued(
-        cls, config: TaskConfig, initial: TaskConfig, fields: Collection[str] = ()
-    ) -> TaskConfig:
-        result: Any = super().continued(config, initial, fields)
-        assert isinstance(initial, LateInteractionConfig)
-        refuse(
-            result.size != initial.size,
-            f"task.size is {result.size}, and the vectors of the checkpoint have {initial.size} "
-            "numbers",
-            fix="leave it out, or start from an encoder",
-        )
-        return result
 
     @classmethod
     def check(cls, config: FinetuneConfig) -> None:

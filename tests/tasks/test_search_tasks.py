@@ -171,7 +171,7 @@ def test_a_model_is_continued_with_its_own_settings(tiny_bert):
     assert kind.continued(config, initial) == initial
     set_by_hand = kind.continued(config, initial, ["query_length"])
     assert set_by_hand == dataclasses.replace(initial, query_length=default)
-    with refused("task.size is 64, and the vectors of the checkpoint have 24 numbers"):
+    with refused("task.size is 64, and that of the checkpoint is 24; leave it out"):
         kind.continued(LateInteractionConfig(size=64), initial)
 
 
