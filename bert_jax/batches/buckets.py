@@ -120,7 +120,6 @@ class Batcher:
 
     @functools.cached_property
     def _ragged_labels(self) -> _Ragged:
-        # At the first batch, as a teacher may label the examples before it.
         return _Ragged([np.ravel(label) for label in self.features.labels])
 
     def batch(self, indices: np.ndarray, length: int) -> Batch:

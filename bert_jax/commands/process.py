@@ -121,7 +121,7 @@ def end_process(name: str, error: CommandError | KeyboardInterrupt) -> None:
 
 
 def train(name: str, args: argparse.Namespace, recipe: Recipe) -> None:
-    """Run `start` and `train` of a module, as one of several processes, which end together."""
+    """Run `start` and `train_run` of a module, as one of several processes, which end together."""
     keep_host_memory()  # before any thread: that which shows work is one
     use_enough_threads()
     with console.working("starting JAX", says_end=False):

@@ -27,6 +27,11 @@ def setting(default: Any, help: str, range: Range = POSITIVE, *, resumable: bool
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def resumable(cls: type) -> list[str]:
+    """Return the names of the fields of a class that a run may resume with another value of."""
+    return [field.name for field in dataclasses.fields(cls) if field.metadata["resumable"]]
+
+
 class Variants(NamedTuple):
     """The classes of a group of settings, by the value of the one field that chooses among them.
 

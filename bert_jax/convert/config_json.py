@@ -8,7 +8,7 @@ from typing import Any
 
 from bert_jax.config import DataFiles, ModelConfig, TaskConfig
 from bert_jax.config.fields import MODEL_TYPES, TASKS
-from bert_jax.config.settings import from_dict, resolve
+from bert_jax.config.settings import from_dict, resolve, resumable
 from bert_jax.config.validation import validate_model
 from bert_jax.convert import names
 from bert_jax.errors import UserError
@@ -118,7 +118,7 @@ def write_config(
     """
     values = {"architectures": [architecture], **dataclasses.asdict(config)}
     # They change no result, or the tokenizer says it.
-    for name in ("remat", "scan_layers", "attention", "pair_separators"):
+    for name in (*resumable(ModelConfig), "pair_separators"):
         del values[name]
     values |= {"dtype": "float32", "pad_token_id": tokenizer.pad_id, "tie_word_embeddings": True}
     values |= {"position_embedding_type": "absolute", _VOCAB_SIZE: tokenizer.vocab_size}

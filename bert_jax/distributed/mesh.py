@@ -49,16 +49,19 @@ def make_mesh(config: ParallelConfig | None = None, devices: Sequence[Any] | Non
 
 
 def check_model(
-    model: ModelConfig, mesh: Mesh, lengths: Sequence[int], *, packed: bool = False
+    model: ModelConfig,
+    mesh: Mesh,
+    lengths: Sequence[int],
+    *,
+    packed: bool = False,
+    owner: str = "model.",
 ) -> None:
-    """Refuse a model that the mesh does not divide, or whose attention cannot take the lengths."""
+    """Refuse a model that the mesh does not divide, or whose attention cannot take the lengths.
+
+    `owner` is what the names of its sizes begin with in messages.
+    """
     for length in lengths:
         check_attention(model, mesh.devices.flat[0].platform, length, packed=packed)
-    check_sizes(model, mesh, "model.")
-
-
-def check_sizes(model: ModelConfig, mesh: Mesh, owner: str) -> None:
-    """Refuse an encoder that the mesh does not divide; the message begins with its `owner`."""
     split = dict.fromkeys(("num_attention_heads", "intermediate_size", "vocab_size"), "tensor")
     split |= dict.fromkeys(("hidden_size", "embedding_size"), "fsdp")
     for name, axis in split.items():

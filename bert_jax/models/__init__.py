@@ -1,1 +1,1 @@
-"""The encoder and its heads; knows no mesh and no files."""
+"""The encoders and the heads of tasks; knows no mesh and no files."""

@@ -6,6 +6,7 @@ Shapes, here and in every module of the package:
     L  tokens of a sequence     K  head size, D / H     P  predicted positions of a sequence
     M  the same, as keys        N  labels               T  segments of a packed sequence
     D  hidden size              C  choices              I, O  inputs and outputs of a dense layer
+    E  embedding size, D in most architectures
 
 `jax.grad` works through the model. Forward mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`) works on
 accelerators with plain attention. It raises a TypeError on a CPU, whose matrix products have

@@ -23,7 +23,7 @@ class Encoder(nn.Module):
     """An encoder, and what its heads need of it.
 
     A subclass is called as `models.bert.BertModel` is and returns an `EncoderOutput`. It has
-    `embeddings.word_embeddings`, [V, D], and names its layers `layer_0` and so on.
+    `embeddings.word_embeddings`, [V, E], and names its layers `layer_0` and so on.
 
     Attributes:
       config: the settings of the model, of the class that its architecture has.

@@ -41,11 +41,6 @@ class Pretraining(Objective):
     config: TrainConfig
     masking: Masking | None = None
 
-    @property
-    @abc.abstractmethod
-    def description(self) -> str:
-        """The objective in words."""
-
     @classmethod
     def is_default(cls, config: TrainConfig) -> bool:
         """Return whether a config whose `objective` is "auto" is trained by this one."""
@@ -63,9 +58,9 @@ class Pretraining(Objective):
     def check_mesh(self, mesh: Mesh, stages: Sequence[Stage]) -> None:
         """Refuse encoders or batches that a mesh does not divide, and lengths of no attention."""
         config, lengths = self.config, [stage.max_length for stage in stages]
-        meshes.check_model(config.model, mesh, lengths, packed=config.data.packing)
         for name, encoder in self.encoders.items():
-            meshes.check_sizes(encoder, mesh, "model." if name == "model" else f"the {name}'s ")
+            owner = "model." if name == "model" else f"the {name}'s "
+            meshes.check_model(encoder, mesh, lengths, packed=config.data.packing, owner=owner)
         for stage in stages:
             meshes.check_divides(stage.batch_size, config.optimizer.microbatches, mesh)
 

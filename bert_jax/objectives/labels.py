@@ -37,7 +37,7 @@ class LabelsObjective(PredictionObjective):
     ) -> Metrics:
         """Return the loss and, of classes, the accuracy, over everything labelled."""
         weights = self._has_label(labels)
-        if labels.ndim == logits.ndim and not self.is_regression:  # a probability for each class
+        if labels.ndim == logits.ndim and not self.is_regression:  # a weight of each
             labels = jnp.where(weights[..., None] > 0, labels, 0.0)
             losses = -(labels * jax.nn.log_softmax(logits)).sum(-1)
             return {"loss": WeightedSum(losses.sum(), weights.sum())}
@@ -50,7 +50,7 @@ class LabelsObjective(PredictionObjective):
     def _has_label(self, labels: Array) -> Float[Array, "*labels"]:
         # A number that is missing is NaN, a class is negative.
         if jnp.issubdtype(labels.dtype, jnp.floating) and not self.is_regression:
-            has_label = ~jnp.isnan(labels).any(-1)  # of several probabilities
+            has_label = ~jnp.isnan(labels).any(-1)  # of several weights
         else:
             has_label = ~jnp.isnan(labels) if self.is_regression else labels >= 0
         return has_label.astype(jnp.float32)

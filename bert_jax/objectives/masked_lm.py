@@ -117,10 +117,6 @@ class MaskedLM(Pretraining):
     """The cross-entropy of masked tokens."""
 
     @property
-    def description(self) -> str:
-        return "masked language modelling (MLM)"
-
-    @property
     def figures(self) -> Sequence[Figure]:
         return (
             Figure("mlm_loss", "MLM loss", "z.3f", "unigram entropy", "nats"),

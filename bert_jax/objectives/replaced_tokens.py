@@ -139,10 +139,6 @@ class ReplacedTokens(MaskedLM):
     """The masked LM of a generator, and which of its samples a discriminator finds."""
 
     @property
-    def description(self) -> str:
-        return "replaced token detection (RTD)"
-
-    @property
     def figures(self) -> Sequence[Figure]:
         return (
             *super().figures,

@@ -60,11 +60,6 @@ class SentencePairs(MaskedLM):
     """Masked LM, and whether the second text of a pair follows the first."""
 
     @property
-    def description(self) -> str:
-        names = {"nsp": "next sentence prediction (NSP)", "sop": "sentence order prediction (SOP)"}
-        return f"{super().description} and {names[self.config.data.pairs]}"
-
-    @property
     def figures(self) -> Sequence[Figure]:
         name = self.config.data.pairs.upper()
         return (

@@ -267,7 +267,8 @@ def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
         workdir / best["checkpoint"], run.program.setup.abstract_state.params
     )
     params = origin.copy_params(run.program.setup.abstract_state.params, params)
-    rows = comparison(task, run.examples.datasets, results, random, _score_untrained(run))
+    untrained = _score_untrained(run)
+    rows = comparison(task, run.examples.datasets, results, constant_score, random, untrained)
     scores, truncated = _predict_all(run, params)  # which tunes the task, unlike the baselines
     bert = Bert(
         config.model,

@@ -35,7 +35,7 @@ from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint, sinks
 from bert_jax.training.step import TrainState
 
-_COMPUTATION = ("dtype", "remat", "scan_layers", "attention")
+_COMPUTATION = ("dtype", *settings.resumable(ModelConfig))  # how a model computes
 _POSITIONS = "position_embeddings"  # the parameter
 _DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 _MODEL = "model."  # before the names of its fields

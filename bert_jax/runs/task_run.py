@@ -58,7 +58,7 @@ class Program:
 class Run:
     """A run that is ready to train: its config, resolved and valid, and what its seeds share."""
 
-    settings: FinetuneConfig  # as the user wrote it
+    settings: FinetuneConfig  # resolved, as the workdir has it
     config: FinetuneConfig  # with the labels that were found in the data
     found: Workdir[FinetuneConfig]  # its workdir, as it was when the run started
     init: str  # the name of the checkpoint

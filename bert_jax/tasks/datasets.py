@@ -1,4 +1,4 @@
-"""Load a task's training, held-out and test examples through `readers`, split and check them."""
+"""Load a task's training, held-out and test examples, split and check them."""
 
 import dataclasses
 import hashlib

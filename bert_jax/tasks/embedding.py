@@ -135,9 +135,8 @@ class Embedding(Retrieval):
     @classmethod
     def check(cls, config: FinetuneConfig) -> None:
         super().check(config)
-        if not isinstance(config.task, EmbeddingTaskConfig):
-            return
-        model, embedding = config.model, config.task.embedding
+        task: Any = config.task
+        model, embedding = config.model, task.embedding
         size = embedding.dense or model.hidden_size
         refuse(
             not all(0 < dimension <= size for dimension in embedding.dimensions),

@@ -18,7 +18,7 @@ from bert_jax.models.heads import TaskModel, normalized
 from bert_jax.models.layers import Dense, DropoutKey
 from bert_jax.objectives.contrastive import ContrastiveObjective, Shard, is_example, ranking
 from bert_jax.retrieval import search
-from bert_jax.tasks.base import Example
+from bert_jax.tasks.base import Example, longest_sequence
 from bert_jax.tasks.retrieval import EncodingTask, number_texts
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.objective import Metrics, WeightedSum
@@ -143,10 +143,11 @@ class LateInteraction(EncodingTask):
     @classmethod
     def check(cls, config: FinetuneConfig) -> None:
         super().check(config)
-        task, most = config.task, min(config.data.max_length, config.model.max_position_embeddings)
+        task: Any = config.task
+        most = longest_sequence(config.model, config.data.max_length)
         refuse(
-            isinstance(task, LateInteractionConfig) and not 8 <= task.query_length <= most,
-            f"task.query_length is {getattr(task, 'query_length', 0)}",
+            not 8 <= task.query_length <= most,
+            f"task.query_length is {task.query_length}",
             fix=f"give 8 to {most}, the tokens of a passage at most",
         )
 
@@ -181,7 +182,7 @@ class LateInteraction(EncodingTask):
     ) -> Features:
         config, features = self.config, Features()
         most = self.longest_text(max_length, is_query=is_query)
-        most = min(most, model.max_position_embeddings)
+        most = longest_sequence(model, most)
         token = config.query_token if is_query else config.passage_token
         before = [tokenizer.cls_id, *_ids_of([token] if token else [], tokenizer)]
         refuse(

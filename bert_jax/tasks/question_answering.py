@@ -121,12 +121,12 @@ class QuestionAnswering(Task):
     @classmethod
     def check(cls, config: FinetuneConfig) -> None:
         super().check(config)
-        task, max_length = config.task, config.data.max_length
-        longest = task.max_question if isinstance(task, QuestionAnsweringConfig) else 0
+        task: Any = config.task
+        max_length = config.data.max_length
         refuse(
-            longest > max_length // 2,
-            f"task.max_question {longest} leaves too little for the context of data.max_length "
-            f"{max_length}",
+            task.max_question > max_length // 2,
+            f"task.max_question {task.max_question} leaves too little for the context of "
+            f"data.max_length {max_length}",
             fix="lower one or raise the other",
         )
 

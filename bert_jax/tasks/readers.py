@@ -1,4 +1,4 @@
-"""The file formats that one task alone has: CoNLL's columns and SQuAD's JSON."""
+"""Formats of tasks, such as CoNLL's columns and SQuAD's JSON, and the checks of what they hold."""
 
 import itertools
 import math

@@ -23,6 +23,7 @@ from bert_jax.tasks.base import (
     Example,
     Task,
     build_sequence,
+    longest_sequence,
     max_text_tokens,
     read_labels,
     truncate,
@@ -95,15 +96,15 @@ class Reranker(Task):
     @classmethod
     def check(cls, config: FinetuneConfig) -> None:
         super().check(config)
-        task = config.task
+        task: Any = config.task
         most = _MAX_GROUP - 1
         refuse(
-            isinstance(task, RerankerConfig) and task.negatives > most,
+            task.negatives > most,
             f"task.negatives exceeds {most}, and all passages of a query are in one batch",
             fix="lower it",
         )
         refuse(
-            isinstance(task, RerankerConfig) and task.loss == "listwise" and not task.negatives,
+            task.loss == "listwise" and not task.negatives,
             "task.loss listwise compares passages, and task.negatives is 0",
             fix="raise it, or use the binary loss",
         )
@@ -217,7 +218,7 @@ class Reranker(Task):
         sizes = {len(example.texts) - 1 for example in examples}
         is_together = len(sizes) == 1 and max(sizes) <= _MAX_GROUP
         features = Features(choices=sizes.pop() if is_together else 1)
-        room = max_text_tokens(2, model, min(max_length, model.max_position_embeddings))
+        room = max_text_tokens(2, model, longest_sequence(model, max_length))
         for index, example in enumerate(examples):
             query, *passages = example.texts
             labels = np.full(len(passages), np.nan, np.float32)

@@ -24,6 +24,7 @@ def comparison(
     task: Task,
     datasets: Datasets,
     runs: Sequence[Run],
+    constant_score: float,
     random: Sequence[Run] = (),
     untrained: Mapping[str, float] | None = None,
 ) -> list[dict[str, Any]]:
@@ -34,8 +35,7 @@ def comparison(
         rows += _means("mean", runs)
     num_own = len(rows)
     if len(task.metrics) == 1:  # otherwise the constant score is a mean of them
-        constant = task.constant_score(next(iter(datasets.evals.values())))
-        rows.append(_row(_CONSTANT, {task.metrics[0]: constant}))
+        rows.append(_row(_CONSTANT, {task.metrics[0]: constant_score}))
     if random:
         rows += _means("random weights", random)
     if untrained:

@@ -20,7 +20,7 @@ from bert_jax.models.layers import DropoutKey
 from bert_jax.objectives.contrastive import ContrastiveObjective, Shard, dot, is_example, ranking
 from bert_jax.objectives.masked_lm import MaskedLMHead
 from bert_jax.retrieval import search
-from bert_jax.tasks.base import Example, build_sequence
+from bert_jax.tasks.base import Example, build_sequence, longest_sequence
 from bert_jax.tasks.retrieval import EncodingTask, number_texts
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.objective import Metrics, WeightedSum
@@ -159,7 +159,7 @@ class Sparse(EncodingTask):
         *,
         is_query: bool = False,
     ) -> Features:
-        features, room = Features(), min(max_length, model.max_position_embeddings) - 2
+        features, room = Features(), longest_sequence(model, max_length) - 2
         for index, ids in enumerate(tokenizer.encode(texts)):
             features.truncated += len(ids) > room
             sequence = build_sequence([ids[:room]], tokenizer, model)

@@ -51,6 +51,7 @@ class Figure:
       form: the format of its number.
       baseline: what its baseline is; "" without one. Figures with a baseline are in the table at
         the end of a run.
+      unit: of its number; "" without one.
     """
 
     name: str

@@ -23,7 +23,7 @@ def run(seed, accuracy, f1, *, is_degenerate=False):
 
 
 def test_mean_and_deviation():
-    rows = comparison(task(), DATASETS, [run(0, 0.5, 0.25), run(1, 1.0, 0.75)])
+    rows = comparison(task(), DATASETS, [run(0, 0.5, 0.25), run(1, 1.0, 0.75)], 2 / 3)
     assert [row["name"] for row in rows] == ["seed 0", "seed 1", "mean", "best constant prediction"]
     assert rows[1]["scores"] == {"accuracy": 1.0, "f1": 0.75}
     assert rows[2]["scores"] == {"accuracy": 0.75, "f1": 0.5}
@@ -35,7 +35,7 @@ def test_mean_and_deviation():
 
 def test_degenerate_runs_are_named_and_there_is_a_mean_without_them():
     runs = [run(4, 0.5, 0.25), run(5, 0.25, 0.0, is_degenerate=True), run(6, 0.75, 0.5)]
-    rows = comparison(task(), DATASETS, runs)[:-1]
+    rows = comparison(task(), DATASETS, runs, 2 / 3)[:-1]
     assert [row["name"] for row in rows] == [
         "seed 4",
         "seed 5, degenerate",
@@ -51,9 +51,9 @@ def test_degenerate_runs_are_named_and_there_is_a_mean_without_them():
 
 def test_no_second_mean_without_sound_runs_and_no_spread_of_one():
     runs = [run(seed, 0.5, 0.25, is_degenerate=True) for seed in (0, 1)]
-    names = [row["name"] for row in comparison(task(), DATASETS, runs)]
+    names = [row["name"] for row in comparison(task(), DATASETS, runs, 2 / 3)]
     assert names[2:] == ["mean", "best constant prediction"]
-    table = comparison(task(), DATASETS, [runs[0], run(1, 0.75, 0.5)])
+    table = comparison(task(), DATASETS, [runs[0], run(1, 0.75, 0.5)], 2 / 3)
     assert table[3]["deviation"] == {"accuracy": 0.0, "f1": 0.0}
     assert as_text(table).splitlines()[4].split()[-2:] == ["0.7500", "0.5000"]
 
@@ -63,14 +63,18 @@ def test_no_second_mean_without_sound_runs_and_no_spread_of_one():
     [((), ["seed 3", "best constant prediction"]), (("accuracy", "f1"), ["seed 3"])],
 )
 def test_one_run_has_no_mean_and_several_metrics_have_no_constant(metrics, names):
-    table = comparison(task(*metrics), DATASETS, [run(3, 0.5, 0.25)])
+    table = comparison(task(*metrics), DATASETS, [run(3, 0.5, 0.25)], 2 / 3)
     assert [row["name"] for row in table] == names
 
 
 def test_a_baseline_that_cannot_be_fitted_is_left_out(capsys):
     letters = [Example(None, "", ("A C G T",), "a"), Example(None, "", ("T",), "b")]
     table = comparison(
-        task(), Datasets(letters, {"eval": letters}, {}), [run(3, 0.5, 0.25)], [run(3, 0.5, 0.25)]
+        task(),
+        Datasets(letters, {"eval": letters}, {}),
+        [run(3, 0.5, 0.25)],
+        0.5,
+        [run(3, 0.5, 0.25)],
     )
     assert "TF-IDF, logistic regression" not in [row["name"] for row in table]
     assert (
@@ -81,7 +85,7 @@ def test_a_baseline_that_cannot_be_fitted_is_left_out(capsys):
 
 def test_text():
     random = [run(0, 0.25, 0.125), run(1, 0.25, 0.125)]
-    table = comparison(task(), DATASETS, [run(0, 0.5, 0.25), run(1, 1.0, 0.75)], random)
+    table = comparison(task(), DATASETS, [run(0, 0.5, 0.25), run(1, 1.0, 0.75)], 2 / 3, random)
     text = as_text(table)
     lines = text.splitlines()
     assert [line.split() for line in lines] == [
