@@ -11,10 +11,10 @@ and its context, have a tab between, or are given as --text TEXT TEXT.
 import argparse
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bert_jax.commands import process, texts
 from bert_jax.commands.flags import Parser, add_data_dir
@@ -23,9 +23,12 @@ from bert_jax.storage.paths import CHECKPOINT, check_writable
 from bert_jax.text.files import STDIN, file_type
 
 if TYPE_CHECKING:
+    from bert_jax.config import DataFiles
     from bert_jax.inference.predictions import Predictions
+    from bert_jax.tasks.base import Task
 
 _STEM = "predictions"
+Lines = Iterator[tuple[str, str]]  # where each is, for messages, and its text
 
 
 def add_arguments(parser: Parser) -> None:
@@ -50,63 +53,78 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
 
     if bool(args.text) == bool(args.file):
         raise UserError("give a FILE, whose columns --columns names, or texts as --text; not both")
-    is_saved = args.output or not (args.json or args.text or args.file == STDIN)
-    output = args.output or _STEM
-    if is_saved:
-        check_writable(Path(output))
-    lines: Any = None
+    if args.output:
+        check_writable(Path(args.output))
+    lines: Lines | None = None
     if args.file and (args.file == STDIN or file_type(args.file) == ".txt"):
-        lines = texts.numbered(args.file)
+        lines = texts.numbered(args.file)  # whose faults come before long work
     bert = process.load_checkpoint(args.checkpoint, args.dtype)
     if not bert.task:
         raise UserError("the model has no head of a task; fine-tune it first")
-    task, data = make_task(bert.task), bert.data
-    if args.file and is_saved:
-        _check_kept(args.file, [f"{output}{suffix}" for suffix in task.file_suffixes])
-    if not task.has_txt_lines and args.file and args.file != STDIN:
+    task = make_task(bert.task)
+    if not task.has_txt_lines and args.file != STDIN:
         lines = None
     if args.text:
-        is_pair = "," in (args.columns or "") or not task.value_of_texts(args.text[:1], data)
-        lines = [("--text", text) for text in (["\t".join(args.text)] if is_pair else args.text)]
+        lines = _given(args, task, bert.data)
+    is_printed = args.json or (lines is not None and not args.output)
+    output = args.output or ("" if is_printed else _STEM)
+    if output:
+        check_writable(Path(output))
+        _check_kept(args.file, [f"{output}{suffix}" for suffix in task.file_suffixes])
     predict = partial(bert.predict, text=args.columns, label=args.label)
 
     def predict_lines(some: Iterable[tuple[str, str]]) -> "Predictions":
-        values = ((where, task.line_value(line, where, data)) for where, line in some)
-        examples = [task.example_from(value, where, data) for where, value in values]
-        return predict(examples)
+        values = ((where, task.line_value(line, where, bert.data)) for where, line in some)
+        return predict([task.example_from(value, where, bert.data) for where, value in values])
 
-    if lines is not None and not args.output:
-        parts = (predict_lines(some) for some in texts.read_ahead(lines))
+    if lines is None:
+        parts = iter([predict(Path(args.file))])
+    elif output:
+        parts = iter([predict_lines(lines)])
     else:
-        parts = [predict(Path(args.file)) if lines is None else predict_lines(lines)]
-    is_printed = args.json or (lines is not None and not args.output)
+        parts = map(predict_lines, texts.read_ahead(lines))
+    # What is read by a program or a person has standard output for itself.
     say = partial(print, file=sys.stderr if is_printed else sys.stdout)
     count = truncated = 0
     for predictions in parts:
-        for example, result in zip(predictions.examples, predictions, strict=True):
-            if args.json:
-                name = count if example.id is None else example.id
-                inputs = {} if "tokens" in result else {"texts": example.texts}
-                texts.print_json({"id": name, **inputs, **result})
-            elif is_printed:
-                print(without_controls(task.as_line(example, result)), flush=True)
-            count += 1
+        if is_printed:
+            _show(task, predictions, count, is_json=args.json)
+        count += len(predictions)
         truncated += predictions.num_truncated
-        if args.output or not is_printed:
-            paths = predictions.save(args.output or _STEM)
+        if output:
+            paths = predictions.save(output)
             say(f"{count:,} examples: {', '.join(map(str, paths))}")
         if lines is None:
             scores = (f"{name} {value:z.4f}" for name, value in predictions.scores.items())
             say(", ".join(scores) or "no scores: not every example has a label")
     if truncated:
-        say(f"truncated {truncated:,} texts to {data.max_length} tokens")
+        say(f"truncated {truncated:,} texts to {bert.data.max_length} tokens")
 
 
-def _check_kept(file: str, written: Sequence[str]) -> None:
+def _given(args: argparse.Namespace, task: "Task", data: "DataFiles") -> Lines:
+    """Return the texts of --text as lines; two of a pair, as of a line, have a tab between."""
+    is_pair = "," in (args.columns or "") or not task.value_of_texts(args.text[:1], data)
+    lines = ["\t".join(args.text)] if is_pair else args.text
+    return iter([("--text", line) for line in lines])
+
+
+def _show(task: "Task", predictions: "Predictions", first: int, *, is_json: bool) -> None:
+    """Print predictions, each as a line of JSON or for a reader; `first` is the first's number."""
+    for example, result in zip(predictions.examples, predictions, strict=True):
+        if is_json:
+            name = first if example.id is None else example.id
+            inputs = {} if "tokens" in result else {"texts": example.texts}
+            texts.print_json({"id": name, **inputs, **result})
+        else:
+            print(without_controls(task.as_line(example, result)), flush=True)
+        first += 1
+
+
+def _check_kept(file: str | None, written: Sequence[str]) -> None:
     """Refuse to write over the file that is read."""
     for path in written:
         refuse(
-            os.path.exists(file) and os.path.exists(path) and os.path.samefile(file, path),
+            file and all(map(os.path.exists, (file, path))) and os.path.samefile(file, path),
             f"the predictions would be written over {file}, which they are of",
             fix="choose another --output",
         )
