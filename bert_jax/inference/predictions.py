@@ -16,7 +16,7 @@ from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
 from bert_jax.inference.loading import LoadedModel
 from bert_jax.inference.runner import Step, run_batches
-from bert_jax.inference.tokenization import check_unicode, warn_unknown
+from bert_jax.inference.tokenization import check_unicode, warn_skipped, warn_unknown
 from bert_jax.models.architecture import num_token_types
 from bert_jax.models.heads import TaskModel
 from bert_jax.retrieval.search import check_count
@@ -104,8 +104,10 @@ def predict_examples(
             predictions[example] = task.collect(predictions[example], features, index, values)
     values = {"sequences_per_second": len(features) / (time.monotonic() - started)}
     if examples and all(example.label is not None for example in examples):
-        loss = means(add_up(metrics), {})["loss"]
-        values = {"loss": loss, **task.score(examples, predictions), **values}
+        sums = add_up(metrics)
+        has_loss = any(weight for _, weight in sums.values())  # some label can be used
+        loss = {"loss": means(sums, {})["loss"]} if has_loss else {}
+        values = {**loss, **task.score(examples, predictions), **values}
     return predictions, values
 
 
@@ -141,6 +143,7 @@ def predict(
     length = longest_sequence(model.config, data.max_length)
     batcher = Batcher(features, model.tokenizer, num_token_types(model.config), length)
     warn_unknown(*batcher.unknown)
+    warn_skipped(features.skipped)
     # One batch of few examples, of a power of two, has few sizes to compile.
     batch_size = min(batch_size * model.runner.num_devices, 1 << (len(features) - 1).bit_length())
     batch_size += -batch_size % model.runner.num_devices

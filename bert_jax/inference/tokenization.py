@@ -153,6 +153,15 @@ def warn_unknown(unknown: int, tokens: int) -> None:
         _warn(f"more than 10% {UNKNOWN_TOKENS}")
 
 
+def warn_skipped(skipped: Sequence[str]) -> None:
+    """Warn of examples whose labels cannot be used, which are scored, and have no loss."""
+    if skipped:
+        _warn(
+            f"the loss is without that of {len(skipped):,} examples, whose labels cannot be used; "
+            f"the first: {skipped[0]}"
+        )
+
+
 def _warn(message: str) -> None:
     """Show a warning where the user calls the package."""
     files = (frame.filename for frame in inspect.stack(context=0))

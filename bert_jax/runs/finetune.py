@@ -238,16 +238,7 @@ def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
     config, workdir, task = run.config, run.workdir, run.task
     workdirs.claim(run.found, run.settings, run.tokenizer, run.examples.fingerprint)
     batches = run.batches(config.seed)
-    report.finetuning_start(
-        config=config,
-        sets=run.examples.datasets,
-        train=run.examples.train,
-        batches=batches,
-        rate=run.rate,
-        mesh=run.program.setup.layout.mesh,
-        workdir=workdir,
-        recipe=run.recipe,
-    )
+    report.finetuning_start(run, batches)
     report.initialized_from(run.init, run.program.setup.abstract_state.params, run.params)
     run = find_rate(run, stop)
     config = run.config

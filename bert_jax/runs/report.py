@@ -12,12 +12,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax import console
-from bert_jax.batches.buckets import Batcher, BucketedBatches
+from bert_jax.batches.buckets import BucketedBatches
 from bert_jax.batches.loader import TrainBatches
 from bert_jax.batches.packing import PairStatistics
 from bert_jax.bert import Bert
-from bert_jax.config import FinetuneConfig, TaskConfig, TrainConfig
-from bert_jax.config.schedule import RateSchedule, Schedule, Stage
+from bert_jax.config import TaskConfig, TrainConfig
+from bert_jax.config.schedule import Schedule, Stage
 from bert_jax.console import Level
 from bert_jax.convert.names import module_names
 from bert_jax.distributed import devices
@@ -27,9 +27,9 @@ from bert_jax.inference.tokenization import UNKNOWN_TOKENS
 from bert_jax.objectives import Pretraining
 from bert_jax.runs import header
 from bert_jax.runs.origin import Origin
+from bert_jax.runs.task_run import Run
 from bert_jax.storage.paths import AnyPath
 from bert_jax.tasks.base import Task, longest_sequence
-from bert_jax.tasks.datasets import Datasets
 from bert_jax.tasks.results import as_text, is_worthless, no_better
 from bert_jax.text.masked_sentences import NUM_SENTENCES, masked_sentences
 from bert_jax.text.store import Corpus, TokenStore
@@ -274,17 +274,10 @@ def _example(corpus: Corpus, examples: Iterable[list[int]]) -> str:
     return next((console.quoted(text) for text in (*same, *(text for text, _ in texts))), "TEXT")
 
 
-def finetuning_start(
-    config: FinetuneConfig,
-    sets: Datasets,
-    train: Batcher,
-    batches: BucketedBatches,
-    rate: RateSchedule,
-    mesh: Mesh,
-    workdir: Path,
-    recipe: str,
-) -> None:
+def finetuning_start(run: Run, batches: BucketedBatches) -> None:
     """Print what is about to be learned, from which examples, and how they are padded."""
+    config, mesh = run.config, run.program.setup.layout.mesh
+    sets, train = run.examples.datasets, run.examples.train
     task, length = config.task, longest_sequence(config.model, config.data.max_length)
     names = ", ".join(task.labels[:12]) + (", …" if len(task.labels) > 12 else "")
     labels = f": {len(task.labels)} labels: {names}" if names else ""
@@ -299,8 +292,8 @@ def finetuning_start(
     held = "sequences" if count == 1 else f"sequences, of {count} examples each,"
     print_on_main(
         f"bert-jax   {header.versions()}\n"
-        f"config     {recipe or 'given from Python'}, {seeds}\n"
-        f"workdir    {workdir}\n"
+        f"config     {run.recipe or 'given from Python'}, {seeds}\n"
+        f"workdir    {run.workdir}\n"
         f"devices    {header.devices(mesh)}, {config.parallel.mode}\n"
         f"attention  {header.attention(config.model, mesh, [longest], packed=packed)}\n"
         f"task       {task.kind}{labels}\n"
@@ -309,7 +302,7 @@ def finetuning_start(
         f"{', '.join(map(str, batches.lengths))}\n"
         f"batch      {longest.batch_size} {held} of at most {longest.max_length} tokens\n"
         f"steps      {len(batches):,}, which is {header.epochs(config.epochs)}\n"
-        f"rate       {header.rate(rate, config.optimizer)}"
+        f"rate       {header.rate(run.rate, config.optimizer)}"
     )
     unknown, tokens = train.unknown
     if 100 * unknown > tokens:
@@ -323,8 +316,11 @@ def finetuning_start(
             f"read in windows: {len(train.features):,} sequences with those of all other texts"
         )
     if train.features.skipped:
-        skipped = f"{len(train.features.skipped):,} training examples, all in results.json"
-        print_on_main(f"skipped    {skipped}; the first: {train.features.skipped[0]}")
+        skipped = train.features.skipped
+        of = f"{len(skipped):,} of {len(sets.train):,} training examples"
+        print_on_main(f"skipped    {of}, all in results.json; the first: {skipped[0]}")
+        if 10 * len(skipped) > len(sets.train):
+            warn_on_main(f"the labels of {of} cannot be used, so that nothing is learned from them")
 
 
 def rate_found(

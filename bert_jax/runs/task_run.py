@@ -16,6 +16,7 @@ from bert_jax.batches.buckets import Batcher, BucketedBatches
 from bert_jax.config import FinetuneConfig
 from bert_jax.config.schedule import RateSchedule, Stage
 from bert_jax.distributed import mesh as meshes
+from bert_jax.errors import refuse
 from bert_jax.inference.predictions import predict_examples
 from bert_jax.models.architecture import num_token_types
 from bert_jax.runs.workdir import Workdir
@@ -193,7 +194,18 @@ def compile_program(config: FinetuneConfig, task: Task, rate: RateSchedule, mesh
 def tokenize(
     config: FinetuneConfig, task: Task, tokenizer: Tokenizer, examples: Sequence[Example]
 ) -> Batcher:
-    """Tokenize examples, and return what makes batches of them."""
+    """Tokenize examples, and return what makes batches of them.
+
+    Raises:
+      UserError: no example has a label that can be used.
+    """
     model, length = config.model, config.data.max_length
     features = task.features(examples, tokenizer, model, length)
+    unusable = features.skipped
+    refuse(
+        unusable and len(unusable) == len(examples),
+        f"none of {console.counted(len(examples), 'example')} has a label that can be used; the "
+        f"first: {''.join(unusable[:1])}",
+        fix="mend the labels",
+    )
     return Batcher(features, tokenizer, num_token_types(model), longest_sequence(model, length))

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from bert_jax.batches.buckets import NO_LABEL
 from bert_jax.config import DataFiles, FinetuneConfig, TokenizerConfig
 from bert_jax.errors import UserError
+from bert_jax.runs.task_run import tokenize
 from bert_jax.tasks import question_answering
 from bert_jax.tasks.base import Example, token_windows
 from bert_jax.tasks.datasets import read_examples
@@ -430,3 +431,13 @@ def test_answers_of_questions_with_one_id_are_not_written_over_each_other():
     examples = [Example(name, "x", ("Who?", "A fox."), None) for name in (1, "1")]
     with refused("two questions have the id '1'"):
         task.files(examples, [None, None])
+
+
+def test_answers_that_are_all_elsewhere_are_refused(tokenizer):
+    """Nothing could be learned from them, and their loss would be 0."""
+    examples = [example([("fox", 5)]), example([("fox", 4)])]
+    config = FinetuneConfig(data=DataFiles(max_length=32), model=MODEL)
+    reader = task()
+    assert len(tokenize(config, reader, tokenizer, examples).features.skipped) == 1
+    with refused("none of 1 example has a label that can be used; the first: dev.json: q: the ans"):
+        tokenize(config, reader, tokenizer, examples[:1])
