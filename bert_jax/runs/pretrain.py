@@ -17,26 +17,25 @@ from bert_jax import console
 from bert_jax.batches import loader
 from bert_jax.bert import Bert
 from bert_jax.config import TrainConfig, settings
-from bert_jax.config.schedule import Schedule, config_of_step, make_schedule
+from bert_jax.config.schedule import make_schedule
 from bert_jax.console import Level
 from bert_jax.distributed import devices, hosts
 from bert_jax.distributed import mesh as meshes
-from bert_jax.objectives import Pretraining, make_objective
+from bert_jax.objectives import make_objective
 from bert_jax.runs import origin as origins
 from bert_jax.runs import report
 from bert_jax.runs import workdir as workdirs
-from bert_jax.runs.origin import Origin
-from bert_jax.runs.workdir import Workdir
+from bert_jax.runs.pretraining_run import Run
 from bert_jax.storage import daemon_thread, mirror, paths
 from bert_jax.storage.paths import AnyPath
 from bert_jax.text import memory, mixture
 from bert_jax.text.store import Corpus
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training import checkpoint, loop
+from bert_jax.training import checkpoint, loop, stopping
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.metrics import Writer
 from bert_jax.training.optimizer import learning_rate
-from bert_jax.training.setup import Setup, set_up
+from bert_jax.training.setup import set_up
 from bert_jax.training.step import TrainState, make_eval_step, make_train_step
 
 
@@ -60,31 +59,6 @@ class PretrainingResult:
     baselines: dict[str, float]
     checkpoint: AnyPath
     bert: Bert | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """A run that is ready to train: its config, resolved and valid, and its text."""
-
-    config: TrainConfig
-    schedule: Schedule
-    workdir: Workdir[TrainConfig]
-    origin: Origin
-    init_name: str  # as it was typed
-    recipe: str  # its name, or ""
-    corpus: Corpus
-    objective: Pretraining
-    setup: Setup
-    new_state: Callable[[], TrainState]
-
-    @property
-    def last_checkpoint(self) -> AnyPath:
-        """The checkpoint of the last step, which is there when the run has ended."""
-        return self.workdir.checkpoints / str(self.config.steps)
-
-    def config_at(self, step: int) -> TrainConfig:
-        """Return the config of the checkpoint of a step."""
-        return config_of_step(self.config, self.schedule, step)
 
 
 def pretrain(
@@ -116,6 +90,8 @@ def pretrain(
     Raises:
       UserError: a setting, the text, the workdir or `init` cannot be used.
       TrainingError: a loss or a gradient is not finite.
+      Interrupted: Ctrl-C, or the stop of a notebook. The step is saved, and the same call resumes.
+        A second Ctrl-C is a KeyboardInterrupt at once.
 
     >>> result = getfixture("tiny_run")
     >>> sorted(result.baselines)
@@ -124,7 +100,9 @@ def pretrain(
     Bert(bert, 2 layers of 16, 2 heads, 6,722 parameters, wordpiece of 64 tokens)
     """
     with console.output(Level.NOTHING if quiet else Level.PROGRESS), console.logging_kept():
-        return train_run(start(config, paths.as_path(workdir), init, fork=fork, texts=texts))
+        run = start(config, paths.as_path(workdir), init, fork=fork, texts=texts)
+        with stopping.interrupt_noted() as reason:
+            return train_run(run, reason)
 
 
 def start(
@@ -240,16 +218,7 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     results = _claim_workdir(run)
     if run.origin.fork:  # so that the run needs the other one no more
         checkpoints.save(step, state, run.config_at(step), None)
-    report.pretraining_start(
-        objective=objective,
-        schedule=schedule,
-        corpus=corpus,
-        mesh=mesh,
-        state=state,
-        batches=batches,
-        workdir=run.workdir.address,
-        recipe=run.recipe,
-    )
+    report.pretraining_start(run, state, batches)
     if run.origin.before:
         report.new_schedule(make_schedule(run.origin.before), schedule, step)
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from bert_jax import console
 from bert_jax.batches.buckets import BucketedBatches
@@ -27,7 +26,8 @@ from bert_jax.inference.tokenization import UNKNOWN_TOKENS
 from bert_jax.objectives import Pretraining
 from bert_jax.runs import header
 from bert_jax.runs.origin import Origin
-from bert_jax.runs.task_run import Run
+from bert_jax.runs.pretraining_run import Run as PretrainingRun
+from bert_jax.runs.task_run import Run as TaskRun
 from bert_jax.storage.paths import AnyPath
 from bert_jax.tasks.base import Task, longest_sequence
 from bert_jax.tasks.results import as_text, is_worthless, no_better
@@ -48,18 +48,10 @@ def sizes(stores: Iterable[TokenStore]) -> tuple[int, int]:
     return tokens, documents
 
 
-def pretraining_start(
-    objective: Pretraining,
-    schedule: Schedule,
-    corpus: Corpus,
-    mesh: Mesh,
-    state: TrainState,
-    batches: TrainBatches,
-    workdir: AnyPath,
-    recipe: str,
-) -> None:
+def pretraining_start(run: PretrainingRun, state: TrainState, batches: TrainBatches) -> None:
     """Print what is about to be trained, on what, and where."""
-    config = objective.config
+    config, corpus, objective = run.config, run.corpus, run.objective
+    mesh, stages = run.setup.layout.mesh, run.schedule.stages
     axes = ", ".join(f"{name} {size}" for name, size in mesh.shape.items())
     num_params = sum(x.size for x in jax.tree.leaves(state.params))
     size, pairs = corpus.tokenizer.vocab_size, batches.statistics()
@@ -78,20 +70,20 @@ def pretraining_start(
     )
     print_on_main(
         f"bert-jax   {header.versions()}\n"
-        f"config     {recipe or own}, seed {config.seed}\n"
-        f"workdir    {workdir}\n"
+        f"config     {run.recipe or own}, seed {config.seed}\n"
+        f"workdir    {run.workdir.address}\n"
         f"devices    {header.devices(mesh)}, {config.parallel.mode} ({axes})\n"
         f"model      {num_params:,} parameters: {c.num_hidden_layers} layers of {c.hidden_size}, "
         f"{c.num_attention_heads} heads, {c.dtype}{others}\n"
-        f"attention  {header.attention(c, mesh, schedule.stages, packed=config.data.packing)}\n"
+        f"attention  {header.attention(c, mesh, stages, packed=config.data.packing)}\n"
         f"tokenizer  {corpus.tokenizer.kind}, {size:,} tokens{unused}{case}\n"
         f"text       {train[0]:,} tokens in {train[1]:,} documents; held out {held_out[0]:,} in "
         f"{held_out[1]:,}; {corpus.unknown:.2%} of the characters unknown\n"
         f"{''.join(sources)}"
         f"padding    {_padding(config, pairs)}\n"
-        f"batch      {header.batch(schedule.stages, config.optimizer.microbatches)}\n"
+        f"batch      {header.batch(stages, config.optimizer.microbatches)}\n"
         f"steps      {config.steps:,}, which is {header.epochs(batches.epochs())}{resumes}\n"
-        f"rate       {header.rate(schedule.rate, config.optimizer)}"
+        f"rate       {header.rate(run.schedule.rate, config.optimizer)}"
     )
     if corpus.warning:
         warn_on_main(corpus.warning)
@@ -274,7 +266,7 @@ def _example(corpus: Corpus, examples: Iterable[list[int]]) -> str:
     return next((console.quoted(text) for text in (*same, *(text for text, _ in texts))), "TEXT")
 
 
-def finetuning_start(run: Run, batches: BucketedBatches) -> None:
+def finetuning_start(run: TaskRun, batches: BucketedBatches) -> None:
     """Print what is about to be learned, from which examples, and how they are padded."""
     config, mesh = run.config, run.program.setup.layout.mesh
     sets, train = run.examples.datasets, run.examples.train
