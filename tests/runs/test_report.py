@@ -181,7 +181,6 @@ def test_the_header_says_lower_case(kind, text, lowercase, words):
 def test_a_baseline_that_a_fine_tuned_model_does_not_beat_is_marked():
     task = SimpleNamespace(
         metrics=("accuracy",),
-        constant_score=lambda _: 0.50004,
         baselines=lambda *_: {"TF-IDF, logistic regression": {"accuracy": 0.7, "f1": 0.1}},
     )
 
@@ -190,9 +189,9 @@ def test_a_baseline_that_a_fine_tuned_model_does_not_beat_is_marked():
 
     datasets = SimpleNamespace(train=[], evals={"eval": []})
     runs, random = [run(0, 0.4), run(1, 0.6)], [run(0, 0.3)]
-    rows = results.comparison(task, datasets, runs, random)
+    rows = results.comparison(task, datasets, runs, 0.50004, random)
     assert results.is_worthless(rows)
-    assert not results.is_worthless(results.comparison(task, datasets, runs[1:], random))
+    assert not results.is_worthless(results.comparison(task, datasets, runs[1:], 0.50004, random))
     table = results.as_text(rows).splitlines()
     marked = {line.split("  ")[0] for line in table if line.endswith("  no better than that")}
     assert marked == {"best constant prediction", "TF-IDF, logistic regression"}
