@@ -14,7 +14,7 @@ from bert_jax.convert import (
     splade,
 )
 from bert_jax.convert.huggingface import Exported
-from bert_jax.storage.paths import AnyPath
+from bert_jax.storage.paths import AnyPath, check_named
 from bert_jax.tasks.base import Task, UnknownColumns
 from bert_jax.tasks.retrieval import EncodingTask
 from bert_jax.text.tokenizer import Tokenizer
@@ -44,6 +44,7 @@ def export(
 
     The arguments are those of `Bert.export`, and fields of `Bert`.
     """
+    check_named(path)
     is_of_embeddings = task and head is None and task.library == sentence_transformers.LIBRARY
     max_length = config.max_position_embeddings
     has_head = task and head is None and not is_of_embeddings

@@ -222,7 +222,8 @@ def _pooled(
     is_token = batch["attention_mask"][:, :, None] > 0
     if pooling == "mean":
         # At least one: a sequence that fills up the batch has no tokens.
-        return (hidden * is_token).sum(1) / jnp.maximum(is_token.sum(1), 1)
+        weight = is_token.astype(hidden.dtype)
+        return (hidden * weight).sum(1) / jnp.maximum(weight.sum(1), 1)
     if pooling == "max":
         return jnp.where(is_token, hidden, -jnp.inf).max(1)
     return hidden[:, 0] if pooling == "cls" else hidden

@@ -19,6 +19,7 @@ from bert_jax.tasks import task_class
 from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
 from bert_jax.tasks.embedding import BertForEmbedding
 from bert_jax.tasks.retrieval import Retrieval
+from bert_jax.text.memory import is_iterable
 
 UNKNOWN_TOKENS = (
     "of the tokens are unknown to the tokenizer; choose a model that was trained on such text"
@@ -38,7 +39,7 @@ def each_text(texts: Any, name: str = "texts", *, pairs: bool = False) -> Iterat
         texts = [texts]
     if hasattr(texts, "columns"):
         raise UserError(f"{name} is a table; give one column of it, such as data['text']")
-    if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
+    if isinstance(texts, bytes | Mapping) or not is_iterable(texts):
         raise UserError(f"{name} is {reprlib.repr(texts)}; give a text, or a list of texts")
     for index, text in enumerate(texts):
         where = f"{name}[{index}]"

@@ -41,6 +41,7 @@ from bert_jax.models.layers import (
     DropoutKey,
     LayerNorm,
     apply_dropout,
+    fold_key,
     param,
     round_to_dtype,
     truncated_normal,
@@ -110,7 +111,7 @@ class BertLayer(nn.Module):
         """Return the layer's output, and its attention maps if `output_maps`."""
         c = self.config
         size, wide = c.hidden_size, c.intermediate_size
-        keys = [key and key.fold(number) for number in range(3)]
+        keys = [fold_key(key, number) for number in range(3)]
         attend = SelfAttention(c, name="attention")
         update, maps = attend(hidden, mask, keys[0], output_maps)
         update = apply_dropout(update, keys[1], c.hidden_dropout_prob)
@@ -209,7 +210,7 @@ class BertModel(BertLayers, Encoder):
         position_ids: Int[Array, "B L"] | None = None,
     ) -> Float[Array, "B L E"]:
         """Return the embeddings, the input of `encode`."""
-        key = dropout_key and dropout_key.fold(self.config.num_hidden_layers)
+        key = fold_key(dropout_key, self.config.num_hidden_layers)
         return self.embeddings(input_ids, token_type_ids, key, position_ids)
 
 

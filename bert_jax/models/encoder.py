@@ -16,7 +16,7 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from bert_jax.errors import UserError
-from bert_jax.models.layers import DropoutKey
+from bert_jax.models.layers import DropoutKey, fold_key
 
 
 class Encoder(nn.Module):
@@ -107,7 +107,7 @@ def run_layers(
     """
 
     def run(layer: Any, hidden: Array, index: Any) -> tuple[Array, Any]:
-        key = dropout_key and dropout_key.fold(index)
+        key = fold_key(dropout_key, index)
         hidden, maps = layer(hidden, mask, key, requested.maps)
         if maps is None and requested.maps:
             raise UserError("the layers of this encoder return no attention maps")

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from bert_jax.config import ModelConfig
 from bert_jax.models.architecture import make_encoder
-from bert_jax.models.layers import Dense, DropoutKey, apply_dropout, param
+from bert_jax.models.layers import Dense, DropoutKey, apply_dropout, fold_key, param
 
 
 class TaskModel(nn.Module):
@@ -68,7 +68,7 @@ class TaskModel(nn.Module):
             if not self.uses_pooler:
                 hidden = self.bert.token_features(output.last_hidden_state)
         if self.has_dropout:
-            key = dropout_key and dropout_key.fold(self.config.num_hidden_layers + 1)
+            key = fold_key(dropout_key, self.config.num_hidden_layers + 1)
             hidden = apply_dropout(hidden, key, self.config.hidden_dropout_prob)
         return self.classifier(hidden).astype(jnp.float32)
 

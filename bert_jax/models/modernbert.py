@@ -32,6 +32,7 @@ from bert_jax.models.layers import (
     LayerNorm,
     apply_dropout,
     dense_layers,
+    fold_key,
     param,
     round_to_dtype,
     truncated_normal,
@@ -103,7 +104,7 @@ class ModernBertLayer(nn.Module):
         """
         c = self.config
         size, wide, narrow = c.hidden_size, c.intermediate_size, residual_stddev(c)
-        keys = [key and key.fold(number) for number in range(3)]
+        keys = [fold_key(key, number) for number in range(3)]
         x = hidden
         if not self.is_first:
             x = LayerNorm(c, use_bias=False, name="attention_layer_norm")(x)
@@ -175,7 +176,7 @@ class ModernBertModel(Encoder):
         """
         c, length = self.config, input_ids.shape[1]
         mask = AttentionMask.of_batch(attention_mask, packed=position_ids is not None)
-        embedded = self.embeddings(input_ids, dropout_key and dropout_key.fold(c.num_hidden_layers))
+        embedded = self.embeddings(input_ids, fold_key(dropout_key, c.num_hidden_layers))
         positions = jnp.arange(length)[None] if position_ids is None else position_ids
         head_size = c.hidden_size // c.num_attention_heads
         requested = Requested(output_hidden_states, output_attentions, output_queries_keys)

@@ -30,7 +30,7 @@ from bert_jax.models.electra import (
     generator_config,
 )
 from bert_jax.models.encoder import gather_positions
-from bert_jax.models.layers import ACTIVATIONS, Dense, DropoutKey, random_bits
+from bert_jax.models.layers import ACTIVATIONS, Dense, DropoutKey, fold_key, random_bits
 from bert_jax.objectives.base import cross_entropy, hidden_similarity
 from bert_jax.objectives.masked_lm import (
     MaskedLM,
@@ -100,7 +100,7 @@ class ElectraForPreTraining(nn.Module):
     ) -> MaskedLMOutput:
         """Return the generator's logits of `positions`; see `BertModel`."""
         # Other keys than those of `discriminate`.
-        key = dropout_key and dropout_key.fold(self.config.num_hidden_layers + 1)
+        key = fold_key(dropout_key, self.config.num_hidden_layers + 1)
         embedded = self.bert.embed(input_ids, token_type_ids, key)
         mask = AttentionMask.of_batch(attention_mask)
         output = (self.generator or self.bert).encode(embedded, mask, key)

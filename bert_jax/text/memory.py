@@ -107,6 +107,11 @@ def _lines_of_texts(data: Any, text_field: str) -> Iterator[str]:
         yield json.dumps({text_field: plain_value(text)}) + "\n"
 
 
+def is_iterable(values: Any) -> bool:
+    """Return whether values can be read one by one; NumPy's without an axis say so and cannot."""
+    return isinstance(values, Iterable) and getattr(values, "ndim", 1) > 0
+
+
 def rows(data: Any, name: str) -> Iterable[Any]:
     """Return the rows of a table or of a dictionary of columns, or the values of an iterable."""
     if hasattr(data, "to_pylist"):  # pyarrow.Table
@@ -121,14 +126,14 @@ def rows(data: Any, name: str) -> Iterable[Any]:
         if any(hasattr(values, "column_names") for values in data.values()):
             splits = ", ".join(map(str, data))
             raise UserError(f"{name} has the splits {splits}; give one, such as data['train']")
-        if any(isinstance(x, str) or not isinstance(x, Iterable) for x in data.values()):
+        if any(isinstance(x, str) or not is_iterable(x) for x in data.values()):
             raise UserError(f"{name} is one record; give a list of records")
         columns = {key: list(values) for key, values in data.items()}
         sizes = {len(values) for values in columns.values()}
         if len(sizes) > 1:
             raise UserError(f"the columns of {name} have {sorted(sizes)} values; give all as many")
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    if isinstance(data, str | bytes) or not isinstance(data, Iterable):
+    if isinstance(data, str | bytes) or not is_iterable(data):
         raise UserError(
             f"{name} is {reprlib.repr(data)}; give a list, a generator or a table, and a file by "
             "its name in the config"
