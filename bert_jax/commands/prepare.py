@@ -27,7 +27,7 @@ from bert_jax.commands.flags import Parser, add_data_dir, add_fields
 from bert_jax.config import DataConfig, ModelConfig, TokenizerConfig, TrainConfig
 from bert_jax.config.validation import validate
 from bert_jax.console import counted
-from bert_jax.errors import HostLost, UserError, nearest
+from bert_jax.errors import HostLost, UserError, nearest, refuse
 from bert_jax.storage import paths, replacement
 
 _KINDS = ("sentencepiece", "wordpiece", "byte_bpe")
@@ -80,10 +80,13 @@ def run(args: argparse.Namespace, options: list[str]) -> None:
     from bert_jax.text import mixture, shards
 
     is_remote = paths.is_remote(args.store)
+    if not is_remote:
+        args.store = os.path.expanduser(args.store)
+    args.tokenizer = os.path.expanduser(args.tokenizer)
     if args.runner and (args.shard or args.sample is not None):
         raise UserError("--runner prepares all shards; drop --shard and --sample")
-    if args.force and (args.runner or is_remote or args.sample is not None):
-        raise UserError("--force replaces one store, or one shard, on a disk; drop it")
+    if args.force and (args.runner or is_remote):
+        raise UserError("--force replaces one store, shard or tokenizer, on a disk; drop it")
     if (options or args.shards) and not args.runner:
         raise UserError("--shards and what follows -- are for Apache Beam; add --runner=RUNNER")
     if not 0 <= args.shards < 100_000:
@@ -131,12 +134,15 @@ def _prepare(
     from bert_jax.text import prepare, shards, store
 
     if args.sample is not None:
-        sample = shards.train_tokenizer(data, config, args.vocab_size, folder, args.sample)
+        sample = shards.train_tokenizer(
+            data, config, args.vocab_size, folder, args.sample, force=args.force
+        )
         return f"tokenizer: {args.store}/tokenizer, trained on {sample}"
     tokenizer: Any = config
     if args.tokenizer not in _KINDS:
         tokenizer = _load_tokenizer(Path(args.tokenizer), lowercase=not args.cased)
     elif shard or args.runner:
+        _check_no_training(args)
         tokenizer = shards.load_tokenizer(folder)
     if args.runner:
         from bert_jax.text import beam
@@ -156,7 +162,8 @@ def _prepare(
             "choose another folder, or remove it"
         )
     # Beside it, so that the store that is there is complete until this one is.
-    new = folder.with_name(f".{folder.name}.new") if is_replaced else folder
+    whole = folder.absolute()
+    new = whole.with_name(f".{whole.name}.new") if is_replaced else folder
     if shard:
         prepare.write(data, tokenizer, args.vocab_size, new, shard)
         corpus = None
@@ -164,7 +171,7 @@ def _prepare(
         corpus = prepare.prepare(data, tokenizer, args.vocab_size, new)
         corpus.verify()
     if is_replaced:
-        replacement.replace(new, folder)
+        replacement.replace(new, whole)
     if corpus:
         _report(args, args.store, corpus)
         return ""
@@ -174,6 +181,18 @@ def _prepare(
     shards.finish(Path(args.store))
     _report(args, args.store, store.open_store(Path(args.store)))
     return ""
+
+
+def _check_no_training(args: argparse.Namespace) -> None:
+    """Refuse settings of a tokenizer to train where the store of the shards has one."""
+    flags = "--tokenizer", "--vocab-size", "--model-type", "--cased", "--strip-accents"
+    for flag in flags:
+        name = flag.removeprefix("--").replace("-", "_")
+        refuse(
+            getattr(args, name) != args.parser.get_default(name),
+            f"{flag} has no effect on shards, whose tokenizer `bert-jax prepare --sample` trains",
+            fix="give it there, and leave it out here",
+        )
 
 
 def _report(args: argparse.Namespace, name: str, corpus: Any) -> None:

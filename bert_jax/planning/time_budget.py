@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import statistics
+import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -45,8 +46,8 @@ def fit(
     """Return a config that trains for about so many minutes on the devices of this host.
 
     Some steps are timed on random sequences. Where there is time for fewer than 2,000, the batch is
-    halved, and then the width of the model. The time includes compilation, and not the
-    preparation of the text.
+    halved, and then the width of the model. The time includes the timing and compilation,
+    and not the preparation of the text.
 
     Args:
       keeps_size: whether the model keeps its size.
@@ -57,10 +58,11 @@ def fit(
     Raises:
       UserError: the minutes are too few to compile the step.
     """
-    config = _with_shares(config, kept)
+    config, started = _with_shares(config, kept), time.monotonic()
     while True:
         seconds, compile_seconds = _measure(config)
-        steps = int((60 * minutes - compile_seconds) / seconds)
+        spent = time.monotonic() - started  # in timing steps
+        steps = int((60 * minutes - spent - compile_seconds) / seconds)
         if steps >= _FEWEST:
             break
         halvings = int(np.ceil(np.log2(_FEWEST / max(steps, 1))))
@@ -73,8 +75,8 @@ def fit(
             break
     if steps < 1:
         raise UserError(
-            f"--minutes={minutes:g} is too short: compiling takes {duration(compile_seconds)} here "
-            f"and a step {duration(seconds)}; give more"
+            f"--minutes={minutes:g} is too short: timing steps takes {duration(spent)} here, "
+            f"compiling takes {duration(compile_seconds)} and a step {duration(seconds)}; give more"
         )
     evaluated_every, logged_every = -(-steps // _EVALUATIONS), -(-steps // _LOGS)
     console.show(f"minutes    {minutes:g}, which are {steps:,} steps of {1e3 * seconds:,.0f} ms")

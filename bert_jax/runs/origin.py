@@ -322,7 +322,7 @@ def check_fork(config: TrainConfig, fork: AnyPath, saved: TrainConfig, workdir: 
         fix="set data.pairs or objective back, or take the weights alone by --init",
     )
     refuse(
-        config.steps < int(fork.name),
+        config.steps <= int(fork.name),
         f"--fork={fork} has done {int(fork.name):,} steps, and steps is {config.steps:,}",
         fix="raise it, or fork an earlier one by RUN@STEP",
     )

@@ -134,6 +134,10 @@ def new_schedule(before: Schedule, now: Schedule, step: int) -> None:
             f"the learning rate falls {change}, as its decay begins at step {steps - decay:,}; "
             f"with --config.steps={enough} it begins later"
         )
+    else:
+        is_kind = before.rate.kind == now.rate.kind
+        why = "it decays for an earlier end" if is_kind else f"its schedule is {now.rate.kind} now"
+        warn_on_main(f"the learning rate falls {change}, as {why}")
 
 
 def _padding(config: TrainConfig, pairs: Mapping[int, PairStatistics]) -> str:

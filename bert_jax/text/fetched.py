@@ -49,9 +49,10 @@ def tokenizer_folder(source: str) -> Path:
 def folder(source: str) -> Path:
     """Return the folder of a store; UserError if it cannot be copied, or shards are missing."""
     if not paths.is_remote(source):
-        if os.path.isdir(os.path.join(source, "shards")):
-            shards.finish(Path(source))
-        return Path(source)
+        path = Path(os.path.expanduser(source))
+        if os.path.isdir(path / "shards"):
+            shards.finish(path)
+        return path
     with _copy_of(source) as (folder, files):
         if (folder / "store.json").exists():  # which is written last
             return folder

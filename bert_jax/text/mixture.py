@@ -15,6 +15,7 @@ from bert_jax.storage import paths
 from bert_jax.storage.replacement import replacing
 from bert_jax.text import fetched, prepare, store, tokenizer_loading, tokenizer_training
 from bert_jax.text.fetched import is_store
+from bert_jax.text.sources import check_apart
 from bert_jax.text.store import Corpus
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -100,9 +101,9 @@ def check_settings(source: str, fields: Collection[str]) -> None:
 
 def check_sources(data: DataConfig) -> None:
     """Refuse a text of `data.source` that cannot be read, before long work."""
-    for name in parse(data.source) or (data.source,):
-        if not is_store(name):
-            prepare.open_sources(dataclasses.replace(data, source=name))
+    names = [name for name in parse(data.source) or (data.source,) if not is_store(name)]
+    texts = [prepare.open_sources(dataclasses.replace(data, source=name)) for name in names]
+    check_apart(text[0] for text in texts)
 
 
 def open_prepared(source: str, folder: Path) -> Corpus:

@@ -21,7 +21,7 @@ from bert_jax.errors import UserError
 from bert_jax.storage import checksums, daemon_thread, json_files, locks
 from bert_jax.storage.locks import locked
 from bert_jax.text import store, tokenizer_loading, tokenizer_training
-from bert_jax.text.sources import Shard, Source, merge_identities, open_source
+from bert_jax.text.sources import Shard, Source, check_apart, merge_identities, open_source
 from bert_jax.text.tokenizer import Tokenizer
 
 DEFAULT_VOCAB_SIZE = 32_000  # of a tokenizer trained where model.vocab_size is 0
@@ -110,7 +110,9 @@ def write(
 def open_sources(data: DataConfig, shard: Shard | None = None) -> list[Source]:
     """Return the text of `data.source` and, if there is one, of `data.eval_source`."""
     names = [data.source, data.eval_source] if data.eval_source else [data.source]
-    return [open_source(name, data, shard) for name in names]
+    sources = [open_source(name, data, shard) for name in names]
+    check_apart(sources)
+    return sources
 
 
 def training_sentences(
@@ -223,7 +225,7 @@ def _tokenize(
             if f"{name}/tokens.bin" not in sums:  # it is new
                 sums |= checksums.of_files(folder, (folder / name).glob("*.bin"))
     start_time, previous_characters = time.monotonic(), progress[store.CHARACTERS[0]]
-    size = sum(source.size for source in sources)
+    size, has_warned = sum(source.size for source in sources), False
     tokenizing = console.working("tokenizing", size, says_end=False)
     with ThreadPoolExecutor(1) as reader, tokenizing as work:
         # Tokenizers release the interpreter's lock, so that the next batch is read meanwhile.
@@ -242,6 +244,14 @@ def _tokenize(
                 progress[name] += count
             json_files.write_record(path, progress)
             work.n = sum(source.position for source in sources)
+            share = store.unknown_share(progress)
+            if share > _MOST_UNKNOWN and work.n < size and not has_warned:
+                has_warned = True
+                console.warn(
+                    f"{share:.0%} of the first {progress[store.CHARACTERS[0]]:,} characters are "
+                    f"unknown to the {tokenizer.kind} tokenizer; if the others are, too, the text "
+                    "is refused at its end"
+                )
     source, num_documents = sources[0], progress.pop("documents")
     if is_whole:
         held_out = sources[1].name if len(sources) > 1 else ""
@@ -271,13 +281,14 @@ def check_text(record: Mapping[str, Any], name: str, kind: str, held_out: str = 
         raise UserError(f"{held_out} has no text to evaluate on; give more text")
     if not splits["eval"]["tokens"]:
         num_documents = splits["train"]["documents"] // 8 - 1
-        remedy = "separate documents by blank lines"
+        remedy = "give more documents"
         if num_documents > 1:
             remedy = f"set data.eval_fraction to {math.ceil(100 / num_documents) / 100} or more"
         text = f"{console.counted(num_documents, 'document')} of {name}"
         raise UserError(
             f"data.eval_fraction holds out none of {text}; {remedy}, or, if it is the only text, "
-            "give data.eval_source; if each line is a document, set data.sentences to documents"
+            "give data.eval_source; in plain text a blank line ends a document, or each line does "
+            "with data.sentences=documents"
         )
     if (share := store.unknown_share(record)) > _MOST_UNKNOWN:
         raise UserError(

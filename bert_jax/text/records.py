@@ -229,8 +229,11 @@ def _rows(path: Path | str) -> Iterator[tuple[int, list[str], int]]:
         raise UserError(f"{path}:{number}: {error}; fix its quotes, or the line") from error
 
 
-def parquet_rows(path: Path | str) -> Iterator[Record]:
-    """Yield the rows of a Parquet file; a row that is null in a column has None there."""
+def parquet_rows(path: Path | str, column: str = "") -> Iterator[Record]:
+    """Yield the rows of a Parquet file; a row that is null in a column has None there.
+
+    Of a file with `column`, that alone is read. A name with a dot is pyarrow's for a part of one.
+    """
     try:
         import pyarrow
         from pyarrow import parquet
@@ -246,7 +249,9 @@ def parquet_rows(path: Path | str) -> Iterator[Record]:
             num_rows = table.metadata.num_rows
             if (repeated := _repeated(table.schema_arrow.names)) is not None:
                 raise UserError(f"{path}: two columns are named {repeated!r}; rename one of them")
-            for batch in table.iter_batches(batch_size=_PARQUET_ROWS):
+            is_there = column in table.schema_arrow.names and "." not in column
+            columns = [column] if is_there else None
+            for batch in table.iter_batches(batch_size=_PARQUET_ROWS, columns=columns):
                 for row in _python_rows(batch, f"{path}:{index + 1}"):
                     index += 1
                     yield Record(f"{path}:{index}", plain_value(row), size * index // num_rows)

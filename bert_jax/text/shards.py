@@ -43,15 +43,24 @@ def parse(text: str) -> Shard:
 
 
 def train_tokenizer(
-    data: DataConfig, config: TokenizerConfig, vocab_size: int, folder: Path, gigabytes: float
+    data: DataConfig,
+    config: TokenizerConfig,
+    vocab_size: int,
+    folder: Path,
+    gigabytes: float,
+    *,
+    force: bool = False,
 ) -> str:
-    """Write the tokenizer of a store, trained on a sample of the text; return what that was."""
+    """Write the tokenizer of a store, trained on a sample of the text; return what that was.
+
+    `force` says whether to replace one that is there.
+    """
     sources = prepare.open_sources(data)
     size, total = sources[0].size, len(sources[0].chunks)
     number = min(total, max(1, round(1e9 * gigabytes * total / max(1, size))))
     chunks = [i * total // number for i in range(number)]  # at even distances
     sentences = prepare.training_sentences(sources, data.eval_fraction, chunks)
-    with replacing(folder / "tokenizer") as path:
+    with replacing(folder / "tokenizer", os.path.isdir if force else None) as path:
         prepare.train_tokenizer(sentences, config, vocab_size).save(path)
     return f"{number:,} of {total:,} chunks of the text, at even distances"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.config import DataConfig
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, refuse
 from bert_jax.storage import paths, remote
 from bert_jax.text import builtin, files, records, sentences
 from bert_jax.text.files import read_lines
@@ -56,6 +56,11 @@ class Source(abc.ABC):
     def __init__(self, name: str, data: DataConfig, shard: Shard | None = None):
         """Open the text that `data.source` names, or a shard of it; UserError if that fails."""
         self.name = name
+
+    @property
+    def origins(self) -> list[str]:
+        """Where the text is from; no two texts of a run have one in common."""
+        return [self.name]
 
     @abc.abstractmethod
     def identity(self) -> dict[str, Any]:
@@ -99,6 +104,10 @@ class FileSource(Source):
         if not self._split and any(records.reader(path) is None for path in self.paths):
             self.form = f"one {'document' if self._is_document else 'sentence'} a line"
 
+    @property
+    def origins(self) -> list[str]:
+        return [os.path.realpath(path) if isinstance(path, Path) else path for path in self.paths]
+
     def _first_lines(self) -> list[str]:
         paths = [path for path in self.paths if records.reader(path) is None]
         paths = paths or [path for path in self.paths if not records.is_undivided(path)]
@@ -138,7 +147,10 @@ class FileSource(Source):
         for path, file_start, start, end in self._sections(chunk):
             self._check_unchanged(path)
             if reader := records.reader(path):
-                rows = reader(path) if records.is_undivided(path) else reader(path, start, end)
+                if reader is records.parquet_rows:
+                    rows = reader(path, self._text_field)
+                else:
+                    rows = reader(path) if records.is_undivided(path) else reader(path, start, end)
                 read = ((_record_sentences(r, self._text_field), r.position) for r in rows)
             else:
                 read = self._plain(path, start, end)
@@ -244,6 +256,20 @@ def open_source(name: str, data: DataConfig, shard: Shard | None = None) -> Sour
             f"{name} cannot be divided into shards, as files can; drop --shard or --runner"
         )
     return source(name, data, shard)
+
+
+def check_apart(sources: Iterable[Source]) -> None:
+    """Refuse texts that have a file in common: what one holds out, another would be trained on."""
+    names: dict[str, str] = {}
+    for source in sources:
+        for origin in source.origins:
+            refuse(
+                origin in names,
+                f"{origin} is a part of {names.get(origin)} and of {source.name}, so that what is "
+                "held out would be trained on",
+                fix="name each text once",
+            )
+        names |= dict.fromkeys(source.origins, source.name)
 
 
 def merge_identities(shards: Sequence[Any]) -> Any:

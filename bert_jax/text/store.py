@@ -130,6 +130,7 @@ def has_record(folder: str | Path) -> bool:
 
 def is_store(path: str | Path) -> bool:
     """Return whether `path` is the folder of a store, or of shards that are not finished."""
+    path = os.path.expanduser(path)
     # "" is no path: it would be the working directory.
     return path != "" and (has_record(path) or os.path.isdir(os.path.join(path, "shards")))
 

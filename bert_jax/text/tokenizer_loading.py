@@ -46,7 +46,7 @@ _WORDS = {"word_tokenizer_type": "basic", "subword_tokenizer_type": "wordpiece"}
 
 def load(path: str | Path, *, lowercase: bool = True) -> Tokenizer:
     """Load a tokenizer from one of its files or their folder; `lowercase` is for a `vocab.txt`."""
-    path = Path(path)
+    path = Path(os.path.expanduser(path))
     if not os.path.exists(path):  # unlike Path.exists, False for a name that is too long
         raise UserError(f"tokenizer {path} does not exist; give one of its files, or their folder")
     paths = [*sorted(path.glob("*.model")), *(path / name for name in NAMES)]

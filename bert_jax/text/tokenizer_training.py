@@ -33,6 +33,7 @@ _MOST_CHARACTERS = 0.25  # of the vocabulary; if they are more, rare characters 
 _COVERAGE = 0.9995  # of the text, by the most frequent characters; SentencePiece's own default
 _LEAST_COVERAGE = 0.98  # that SentencePiece accepts
 _NUM_BYTES, _NUM_SPECIAL = 256, 5
+_RESERVED = "\u2585"  # ▅, for which SentencePiece leaves out the whole sentence
 
 
 def train(sentences: Iterable[str], config: TokenizerConfig, vocab_size: int) -> Tokenizer:
@@ -86,7 +87,9 @@ def _train_wordpiece(sentences: list[str], config: TokenizerConfig, vocab_size: 
     alphabet = _choose(Counter({**counts, **names, "▁": 0}), vocab_size)
     model = _run_sentencepiece(
         map(" ".join, words),
-        vocab_size + 1,  # "▁", which marks the start of a word, is not a token of WordPiece
+        # "▁", which marks the start of a word, is no token of WordPiece, and "▁x" is the token of
+        # the character "x": so many more are asked for, and those that are too many are left.
+        vocab_size + 1 + len(alphabet),
         counts,
         ["▁", *(name for name in alphabet if len(name) == 1)],
         model_type="bpe",
@@ -154,7 +157,7 @@ def _run_sentencepiece(
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences),
+            sentence_iterator=(sentence.replace(_RESERVED, " ") for sentence in sentences),
             model_writer=model,
             vocab_size=vocab_size,
             hard_vocab_limit=False,
@@ -172,7 +175,7 @@ def _run_sentencepiece(
     except RuntimeError as error:
         reason = str(error).rsplit("] ", 1)[-1].strip()
         raise UserError(
-            f"model.vocab_size {vocab_size} does not suit the text (SentencePiece: {reason}); "
+            f"model.vocab_size does not suit the text (SentencePiece: {reason or 'no words'}); "
             "try another, or set tokenizer.kind=byte_bpe"
         ) from error
     return model.getvalue()

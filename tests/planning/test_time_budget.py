@@ -1,6 +1,7 @@
 """`pretrain --minutes`: as many steps as the time has, of a smaller model where it is short."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from helpers import model_config, refused
@@ -29,6 +30,7 @@ def use_speed(monkeypatch, speed: float) -> None:
         return config.data.batch_size * config.model.hidden_size / speed, 6.0
 
     monkeypatch.setattr(time_budget, "_measure", measure)
+    monkeypatch.setattr(time_budget, "time", SimpleNamespace(monotonic=lambda: 0.0))
 
 
 @pytest.mark.parametrize(
@@ -58,6 +60,15 @@ def test_what_the_user_has_set_is_kept_and_time_may_be_too_short(config, monkeyp
     assert (fitted.model, fitted.data) == (config.model, config.data)
     with refused("--minutes=0.1 is too short", "compiling takes 6.0 s"):
         time_budget.fit(config, 0.1, keeps_size=False, keeps_batch=False)
+
+
+def test_the_time_in_which_steps_are_timed_counts(config, monkeypatch):
+    use_speed(monkeypatch, 1e6)
+    clock = SimpleNamespace(monotonic=iter((0.0, 24.0)).__next__)
+    whole = time_budget.fit(config, 1.0, keeps_size=True, keeps_batch=True)
+    monkeypatch.setattr(time_budget, "time", clock)
+    rest = time_budget.fit(config, 1.0, keeps_size=True, keeps_batch=True)
+    assert (whole.steps, rest.steps) == (int(54 / 0.032768), int(30 / 0.032768))
 
 
 def test_steps_are_timed(one_device):

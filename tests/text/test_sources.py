@@ -12,7 +12,7 @@ from helpers import refused, write_file
 
 from bert_jax.config import DataConfig
 from bert_jax.errors import UserError
-from bert_jax.text import sources
+from bert_jax.text import mixture, prepare, sources
 from bert_jax.text.sentences import MAX_SENTENCE_CHARACTERS
 from bert_jax.text.sources import open_source
 
@@ -208,3 +208,16 @@ def test_lines_of_json_do_not_say_how_plain_text_is_split(tmp_path):
     write_file(tmp_path / "a.jsonl", json.dumps({"text": PROSE}) + "\n")
     alone = read(tmp_path / "z.txt")
     assert read(f"{tmp_path}/a.jsonl,{tmp_path}/z.txt")[1:] == alone
+
+
+def test_texts_of_one_file_are_refused(tmp_path):
+    """What one holds out, another would be trained on."""
+    (tmp_path / "a.txt").write_text("A bank.\n")
+    (tmp_path / "b.txt").write_text("A river.\n")
+    data = DataConfig(source=f"{tmp_path}/*.txt", eval_source=f"{tmp_path}/b.txt")
+    with refused("b.txt is a part of", "what is held out would be trained on; name each text once"):
+        prepare.open_sources(data)
+    with refused("b.txt is a part of"):
+        mixture.check_sources(DataConfig(source=f"{tmp_path}/*.txt@0.5,{tmp_path}/b.txt@0.5"))
+    with refused("the documentation of Python's standard library is a part of"):
+        prepare.open_sources(DataConfig(source="builtin", eval_source="builtin"))

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import random
 import unicodedata
 from pathlib import Path
 
@@ -564,3 +565,21 @@ def test_the_names_of_special_tokens_in_a_text_are_text(any_tokenizer):
     ]
     masked = any_tokenizer.encode_with_masks("a [MASK] b")
     assert masked.count(any_tokenizer.mask_id) == 1
+
+
+def test_a_wordpiece_has_as_many_tokens_as_are_asked_for():
+    """A Chinese character that starts a word is one token, and takes the place of no other."""
+    random_words = random.Random(0)
+    chinese = ["".join(map(chr, random_words.choices(range(0x4E00, 0x4E40), k=8)))] * 3
+    words = ["".join(random_words.choices("abcdefgh", k=6)) for _ in range(300)]
+    text = [f"{' '.join(words[i : i + 5])} {chinese[0]}" for i in range(295)]
+    tokenizer = tokenizer_training.train(text, TokenizerConfig(kind="wordpiece"), 400)
+    assert tokenizer.vocab_size == 400
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "wordpiece"])
+def test_a_text_with_the_character_that_sentencepiece_reserves(kind):
+    """A sentence with it is trained on, without it."""
+    text = ["temp \u2585\u2586 now"] * 20 + ["a river bank"] * 20
+    tokenizer = tokenizer_training.train(text, TokenizerConfig(kind=kind), 60)
+    assert tokenizer.unk_id not in tokenizer.encode(["now \u2586"])[0]
