@@ -196,6 +196,10 @@ def test_prepare_in_shards(tmp_path, monkeypatch, bert_jax_main):
         refuse("--sample must be a positive number of gigabytes", *words, *options)
     refuse("--sample trains a tokenizer", *words, "--sample=1", "--tokenizer=store/tokenizer")
     refuse("required: SOURCE, STORE; see", "prepare")
+    refuse("already exists", *train)
+    bert_jax_main(*train, "--force")
+    for flag in ("--cased", "--tokenizer=byte_bpe", "--vocab-size=50"):
+        refuse(f"{flag.partition('=')[0]} has no effect on shards", *words, "--shard=0/3", flag)
     for number in (2, 0, 0, 1):
         printed = bert_jax_main("prepare", "text.txt", f"--shard={number}/3", "store")
         assert ("after all others: " in printed) == (number != 1)
@@ -205,6 +209,9 @@ def test_prepare_in_shards(tmp_path, monkeypatch, bert_jax_main):
     bert_jax_main(*words, "--tokenizer=store/tokenizer")  # the same text
     bert_jax_main(*words, "--tokenizer=byte_bpe", "--vocab-size=300", "--force")
     assert not (tmp_path / "store/shards").exists()
+    monkeypatch.chdir("store")
+    bert_jax_main("prepare", "../text.txt", ".", "--vocab-size=60", "--force")
+    monkeypatch.chdir(tmp_path)
     refuse("store is a store without shards", *words, "--shard=0/3", "--tokenizer=store/tokenizer")
 
 

@@ -51,6 +51,16 @@ def test_a_text_source(path):
         list(open_source(str(path), DataConfig(text_field="number")).documents())
 
 
+def test_other_columns_of_a_text_are_not_read(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = [{"text": "A bank.", "image": b"\xff\xfe"}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    source = open_source(f"{tmp_path}/a.parquet", DataConfig())
+    assert list(source.documents()) == [["A bank."]]
+
+
 def test_a_text_in_a_bucket(path, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     system = fsspec.filesystem("memory")
