@@ -131,7 +131,7 @@ def from_foreign(
     has_pooler = "bert/pooler" in exchange.modules
     model = make_task(task).model(config) if task else pretraining_model(config, pairs=has_pooler)
     # A generator is a checkpoint of its own.
-    shapes = {name: x for name, x in _param_shapes(model).items() if name != "generator"}
+    shapes = {name: x for name, x in param_shapes(model).items() if name != "generator"}
     optional = () if task else module_names(shapes)
     names = {path: exchange.name_of(path) for path in _flatten(shapes)}
     present = tuple(path for path, name in names.items() if name in tensors)
@@ -164,7 +164,7 @@ def from_foreign(
 
 def stored_shapes(model: nn.Module) -> tuple[Any, Sequence[str]]:
     """Return the shapes of a checkpoint's parameters, and the modules that it may lack."""
-    shapes = _param_shapes(model)
+    shapes = param_shapes(model)
     if not isinstance(model, TaskModel):
         return shapes, sorted(module_names(shapes))
     if not model.keeps_pooler:
@@ -175,7 +175,8 @@ def stored_shapes(model: nn.Module) -> tuple[Any, Sequence[str]]:
     return {**shapes, "bert": nn.unbox(whole["params"])}, OPTIONAL_MODULES
 
 
-def _param_shapes(model: Any) -> Mapping[str, Any]:
+def param_shapes(model: Any) -> Mapping[str, Any]:
+    """Return the shapes of a module's parameters."""
     return nn.unbox(jax.eval_shape(model.init_params, jax.random.key(0)))
 
 

@@ -17,12 +17,11 @@ from bert_jax.errors import UserError
 from bert_jax.inference.loading import LoadedModel
 from bert_jax.inference.runner import Step, run_batches
 from bert_jax.inference.tokenization import check_unicode, warn_skipped, warn_unknown
-from bert_jax.models.architecture import num_token_types
 from bert_jax.models.heads import TaskModel
 from bert_jax.retrieval.search import check_count
 from bert_jax.storage.paths import check_named
 from bert_jax.tasks import make_task
-from bert_jax.tasks.base import Example, Task, longest_sequence
+from bert_jax.tasks.base import Example, Task, make_batcher
 from bert_jax.tasks.datasets import check_labels, read_examples
 from bert_jax.text.memory import plain_row, rows
 from bert_jax.training.metrics import add_up, means
@@ -140,8 +139,7 @@ def predict(
         raise UserError(f"no example has a label in {label!r}; name another column, or none")
     check_labels(task, examples)
     features = task.features(examples, model.tokenizer, model.config, data.max_length)
-    length = longest_sequence(model.config, data.max_length)
-    batcher = Batcher(features, model.tokenizer, num_token_types(model.config), length)
+    batcher = make_batcher(features, model.tokenizer, model.config, data.max_length)
     warn_unknown(*batcher.unknown)
     warn_skipped(features.skipped)
     # One batch of few examples, of a power of two, has few sizes to compile.

@@ -8,16 +8,14 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from bert_jax.batches.buckets import Batcher
 from bert_jax.errors import refuse
 from bert_jax.inference.embeddings import TextEmbedding, TextEncoder
 from bert_jax.inference.loading import LoadedModel
 from bert_jax.inference.runner import chunks
 from bert_jax.inference.tokenization import own_prompt, warn_unknown
-from bert_jax.models.architecture import num_token_types
 from bert_jax.retrieval.search import check_count
 from bert_jax.tasks import make_task
-from bert_jax.tasks.base import longest_sequence
+from bert_jax.tasks.base import make_batcher
 from bert_jax.tasks.retrieval import EncodingTask
 
 
@@ -54,9 +52,7 @@ class RetrievalEncoder:
         features = self._task.text_features(
             texts, tokenizer, config, length, is_query=self._is_query
         )
-        batcher = Batcher(
-            features, tokenizer, num_token_types(config), longest_sequence(config, length)
-        )
+        batcher = make_batcher(features, tokenizer, config, length)
         warn_unknown(*batcher.unknown)
         found: list[Any] = [None] * len(texts)
         for indices, values in model.runner.run(self._step, batcher, self._batch_size):

@@ -10,7 +10,6 @@ from typing import Any, Literal, TypeVar
 
 import jax
 import numpy as np
-from flax import linen as nn
 from flax import traverse_util
 
 from bert_jax import console
@@ -365,9 +364,8 @@ def model_config(
     model = dataclasses.replace(source, **kept)
     validate_model(model, "config")
     as_float32 = dataclasses.replace(model, dtype="float32")  # "auto" is not resolved yet
-    module = pretraining_model(as_float32, pairs=True)
-    shapes = jax.eval_shape(module.init_params, jax.random.key(0))
-    wanted: Any = traverse_util.flatten_dict(nn.unbox(shapes), sep="/")
+    shapes: Any = names.param_shapes(pretraining_model(as_float32, pairs=True))
+    wanted: Any = traverse_util.flatten_dict(shapes, sep="/")
     params: Any = traverse_util.flatten_dict(init.params, sep="/")
     heads = tuple(f"{module}/" for module in names.OPTIONAL_MODULES)
     for name, param in params.items():

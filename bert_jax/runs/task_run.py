@@ -18,9 +18,8 @@ from bert_jax.config.schedule import RateSchedule, Stage
 from bert_jax.distributed import mesh as meshes
 from bert_jax.errors import refuse
 from bert_jax.inference.predictions import predict_examples
-from bert_jax.models.architecture import num_token_types
 from bert_jax.runs.workdir import Workdir
-from bert_jax.tasks.base import Example, Task, longest_sequence
+from bert_jax.tasks.base import Example, Task, make_batcher
 from bert_jax.tasks.datasets import Datasets
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.objective import Metrics, PredictionObjective
@@ -208,4 +207,4 @@ def tokenize(
         f"first: {''.join(unusable[:1])}",
         fix="mend the labels",
     )
-    return Batcher(features, tokenizer, num_token_types(model), longest_sequence(model, length))
+    return make_batcher(features, tokenizer, model, length)

@@ -68,7 +68,7 @@ class TextTask(Task):
     def select_fields(self, record: Record, data: DataFiles) -> Mapping[str, Any]:
         if self.config.glue:
             return glue.fields(self.config.glue, record)
-        columns = [name.strip() for name in data.text.split(",")]
+        columns = readers.text_columns(data)
         texts = tuple(record.field(name, "data.text") for name in columns)
         values = record.fields
         label = values.get(data.label)
@@ -113,8 +113,7 @@ class TextTask(Task):
 
     def read_label(self, label: Any, where: str) -> Any:
         """Return the label of an example from the value in its file."""
-        if isinstance(label, float) and label.is_integer():  # as pandas has numbers beside NaN
-            label = int(label)
+        label = readers.whole(label)
         if isinstance(label, bool) or not isinstance(label, str | int):
             raise UserError(f"{where}: the label {label!r} is no name; give a text or a number")
         return str(label)
@@ -159,8 +158,8 @@ class TextTask(Task):
                 f"{model.max_position_embeddings} positions, and only single texts are read in "
                 "windows; lower data.max_length to truncate it"
             )
-        stride = self.config.stride or max(1, room // 2)
-        return [[texts[0][a:b]] for a, b in token_windows(len(texts[0]), room, stride)]
+        windows = token_windows(len(texts[0]), room, self.config.stride)
+        return [[texts[0][start:end]] for start, end in windows]
 
     def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
         """Return the logits of an example: the mean over the windows of its text."""

@@ -144,7 +144,7 @@ class Embedding(Retrieval):
             f"vector has {size} numbers",
             fix=f"give some from 1 to {size}",
         )
-        columns = [name for name in config.data.text.split(",") if name]
+        columns = readers.text_columns(config.data)
         refuse(
             embedding.loss != "ranking" and len(columns) > 2,
             f"task.embedding.loss {embedding.loss} compares two texts, and data.text names "
@@ -332,7 +332,6 @@ def text_windows(ids: Sequence[int], size: int, stride: int = 0) -> list[Sequenc
     >>> text_windows([1, 2, 3, 4, 5], 4)
     [[1, 2, 3, 4], [3, 4, 5]]
     """
-    stride = stride or max(1, size // 2)
     return [ids[start:end] for start, end in token_windows(len(ids), size, stride)]
 
 

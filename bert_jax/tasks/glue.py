@@ -61,7 +61,7 @@ def text_columns(task: TaskConfig, data: DataFiles) -> tuple[str, ...]:
     """Return the columns of the texts that a model was trained on; none where it is unknown."""
     if task.glue:
         return layout(task.glue).fields
-    return () if isinstance(data, UnknownColumns) else tuple(data.text.split(","))
+    return () if isinstance(data, UnknownColumns) else tuple(readers.text_columns(data))
 
 
 def task(name: str) -> TaskConfig:

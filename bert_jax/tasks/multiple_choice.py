@@ -9,6 +9,7 @@ from scipy.special import softmax
 from bert_jax.config import DataFiles
 from bert_jax.errors import UserError, refuse
 from bert_jax.models.heads import SequenceScores
+from bert_jax.tasks import readers
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.readers import Record
@@ -73,8 +74,7 @@ class MultipleChoice(Classification):
             f"{where} has {len(choices)} choices, and the labels are {', '.join(self.labels)}",
             fix=f"they must be {', '.join(choices)}",
         )
-        if isinstance(label, float) and label.is_integer():  # as pandas has numbers beside NaN
-            label = int(label)
+        label = readers.whole(label)
         # Hugging Face's test set has -1.
         known = None if label in (None, "", "-1", -1) else str(label)
         refuse(

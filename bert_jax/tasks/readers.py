@@ -6,12 +6,23 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from bert_jax.config import DataFiles
 from bert_jax.errors import UserError
 from bert_jax.text import builtin
 from bert_jax.text.files import existing, file_type, read_lines
 from bert_jax.text.records import Record, parse_json, read_records
 
 _REMEDY = "give a file, or tfds:NAME@SPLIT"
+
+
+def text_columns(data: DataFiles) -> list[str]:
+    """Return the columns that `data.text` names."""
+    return [name.strip() for name in data.text.split(",")]
+
+
+def whole(value: Any) -> Any:
+    """Return the integer of a float that is one, as pandas has numbers beside NaN, or `value`."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def to_number(value: Any) -> float:

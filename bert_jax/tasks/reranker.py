@@ -128,8 +128,8 @@ class Reranker(Task):
 
     def select_fields(self, record: Record, data: DataFiles) -> Mapping[str, Any]:
         texts: list[Any] = []
-        for column in data.text.split(","):
-            value = record.field(column.strip(), "data.text")
+        for name in readers.text_columns(data):
+            value = record.field(name, "data.text")
             texts += value if isinstance(value, list | tuple) else [value]
         fields: dict[str, Any] = {"id": record.fields.get("id"), "texts": tuple(texts)}
         if data.label in record.fields:

@@ -55,8 +55,7 @@ class Retrieval(Task):
         yield from builtin_pairs(source) or super().read_records(source, data)
 
     def select_fields(self, record: Record, data: DataFiles) -> Mapping[str, Any]:
-        columns = [name.strip() for name in data.text.split(",")]
-        texts = tuple(record.field(name, "data.text") for name in columns)
+        texts = tuple(record.field(name, "data.text") for name in readers.text_columns(data))
         # The latter name is that of rerankers.
         labels = [record.fields.get(name) for name in (data.label, DataFiles().label)]
         is_apart = any(label is False or readers.to_number(label) <= 0 for label in labels)
