@@ -155,7 +155,8 @@ class Work:
 
     def left(self) -> float | None:
         """Return how many seconds it will take, None if that is unknown."""
-        if not self.total or not self.n or self.seconds() < _LONG:
+        # The first parts are often slower than the others, which wait for no compilation.
+        if not self.total or self.n < self.total / 100 or self.seconds() < _LONG:
             return None
         return max(0.0, self.total - self.n) / self.n * self.seconds()
 

@@ -16,6 +16,7 @@ from bert_jax.convert import huggingface, module_folders, names
 from bert_jax.convert.huggingface import Exported
 from bert_jax.convert.names import Converted
 from bert_jax.errors import UserError, refuse
+from bert_jax.models.exchange import check_switches
 from bert_jax.storage.json_files import read_json
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.late_interaction import LateInteractionConfig
@@ -24,6 +25,8 @@ from bert_jax.text.tokenizer import Tokenizer
 _IDENTITY = "torch.nn.modules.linear.Identity"
 _KERNEL = "linear.weight"
 _DENSE = "pylate.models.Dense.Dense"
+_LEAST = 3  # tokens of a text
+_WANTED = {int: f"{_LEAST} tokens or more", bool: "true or false", str: "a token"}
 
 
 def load(path: Path, folders: Mapping[str, Path]) -> tuple[ModelConfig, Converted, Tokenizer]:
@@ -48,16 +51,16 @@ def _pylate_settings(path: Path) -> tuple[dict[str, Any], int]:
     file = path / module_folders.SETTINGS
     values = read_json(file, module_folders.REMEDY) if file.exists() else {}
     module_folders.check_settings(values, file, "maxsim")
-    is_attended = _switch(values, "attend_to_expansion_tokens", default=False, file=file)
-    expands = _switch(values, "do_query_expansion", default=True, file=file)
+    is_attended = _setting(values, "attend_to_expansion_tokens", False, file)
+    expands = _setting(values, "do_query_expansion", True, file)
     settings = {
-        "query_length": _number(values, "query_length", 32, file),
+        "query_length": _setting(values, "query_length", 32, file),
         "expansion": _expansion(is_attended=is_attended) if expands else "none",
-        "query_token": _text(values, "query_prefix", "[Q] ", file),
-        "passage_token": _text(values, "document_prefix", "[D] ", file),
+        "query_token": _setting(values, "query_prefix", "[Q] ", file),
+        "passage_token": _setting(values, "document_prefix", "[D] ", file),
         "skipped_tokens": _tokens(values, file, list(string.punctuation)),
     }
-    return settings, _number(values, "document_length", 180, file)
+    return settings, _setting(values, "document_length", 180, file)
 
 
 def _library_settings(
@@ -90,16 +93,16 @@ def _library_settings(
         f"{file} has the query_expansion {str(filled)[:99]}",
         fix="take a model with the strategy fixed, which fills queries up with [MASK]s",
     )
-    is_attended = _switch(filled, "attend", default=False, file=file)
-    length = _number(values, "query_length", longest, file)
+    is_attended = _setting(filled, "attend", False, file)
+    length = _setting(values, "query_length", longest, file)
     settings = {
-        "query_length": _number(filled, "length", length, file),
+        "query_length": _setting(filled, "length", length, file),
         "expansion": _expansion(is_attended=is_attended) if filled else "none",
         "query_token": query,
         "passage_token": passage,
         "skipped_tokens": _tokens(mask, mask_file, []),
     }
-    return settings, _number(values, "document_length", longest, file)
+    return settings, _setting(values, "document_length", longest, file)
 
 
 def _expansion(*, is_attended: bool) -> str:
@@ -124,39 +127,21 @@ def _mark(prompts: Any, name: str, tokenizer: Tokenizer, file: Path) -> str:
 def _read_dense(folder: Path, inputs: int) -> np.ndarray:
     """Return the matrix of the dense layer, [out, in]."""
     values = read_json(file := folder / module_folders.CONFIG, module_folders.REMEDY)
-    size = values.get("out_features")
-    for name, value in {"bias": False, "activation_function": _IDENTITY}.items():
-        if values.get(name, value) != value:
-            raise UserError(f"{file} has {name} {str(values[name])[:60]!r}; only {value} is read")
+    size = module_folders.num_outputs(values, file)
+    check_switches(values, {"bias": False, "activation_function": _IDENTITY}, str(file))
     refuse(values.get("use_residual"), f"{file} has use_residual", fix="take a model without it")
-    if not isinstance(size, int) or size < 1:
-        raise UserError(f"{file}: out_features is {size!r}; {module_folders.REMEDY}")
     tensors = huggingface.open_weights(folder)
     return names.read_tensor(tensors, _KERNEL, (size, inputs), str(folder), _KERNEL)
 
 
-def _number(values: Mapping[str, Any], name: str, default: int, file: Path) -> int:
-    number = values.get(name)
-    number = default if number is None else number
-    if not isinstance(number, int) or isinstance(number, bool) or number < 3:
-        raise UserError(f"{file}: {name} is {str(number)[:60]!r}; it must be 3 tokens or more")
-    return number
-
-
-def _switch(values: Mapping[str, Any], name: str, *, default: bool, file: Path) -> bool:
+def _setting(values: Mapping[str, Any], name: str, default: Any, file: Path) -> Any:
+    """Return a setting, which is of the type of its default: a length, a switch or a token."""
     value = values.get(name)
     value = default if value is None else value
-    if not isinstance(value, bool):
-        raise UserError(f"{file}: {name} is {str(value)[:60]!r}; it must be true or false")
+    if type(value) is not type(default) or (type(value) is int and value < _LEAST):
+        wanted = _WANTED[type(default)]
+        raise UserError(f"{file}: {name} is {str(value)[:60]!r}; it must be {wanted}")
     return value
-
-
-def _text(values: Mapping[str, Any], name: str, default: str, file: Path) -> str:
-    text = values.get(name)
-    text = default if text is None else text
-    if not isinstance(text, str):
-        raise UserError(f"{file}: {name} is {str(text)[:60]!r}, which is no token")
-    return text
 
 
 def _tokens(values: Mapping[str, Any], file: Path, default: Sequence[str]) -> tuple[str, ...]:
@@ -194,10 +179,6 @@ def save(
     folders = module_folders.write(path, modules, prefix="sentence_transformers.models.")
     kernel = np.asarray(params["dense"]["kernel"]).T
     huggingface.write_weights(folders[_DENSE], {_KERNEL: kernel})
-    settings: dict[str, Any] = {"max_seq_length": max_length, "do_lower_case": False}
-    if exported.newly_initialized:  # a pooler, which no vector depends on
-        settings["model_args"] = {"add_pooling_layer": False}
-    module_folders.write_json(path / module_folders.TRANSFORMER, settings)
     described = {
         "model_type": "ColBERT",
         "similarity_fn_name": "MaxSim",
@@ -209,6 +190,6 @@ def save(
         "attend_to_expansion_tokens": own.expansion == "attended",
         "skiplist_words": list(own.skipped_tokens),
     }
-    module_folders.write_json(path / module_folders.SETTINGS, described)
+    module_folders.write_settings(path, exported, max_length, described)
     size = exported.num_parameters + kernel.size
     return Exported("MultiVectorEncoder", exported.dropped, (), size, task, task.library)

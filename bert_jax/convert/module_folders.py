@@ -10,6 +10,7 @@ import tokenizers
 from tokenizers import normalizers
 
 from bert_jax.config import ModelConfig
+from bert_jax.convert.huggingface import Exported
 from bert_jax.errors import UserError, refuse
 from bert_jax.storage import paths
 from bert_jax.storage.json_files import read_json
@@ -83,6 +84,14 @@ def max_length(encoder: Path, config: ModelConfig) -> int:
     return int(min(longest, config.max_position_embeddings))
 
 
+def num_outputs(values: Mapping[str, Any], file: Path) -> int:
+    """Return the size of the vectors of a dense layer, from its config."""
+    size = values.get("out_features")
+    if not isinstance(size, int) or size < 1:
+        raise UserError(f"{file}: out_features is {size!r}; {REMEDY}")
+    return size
+
+
 def check_settings(values: Mapping[str, Any], file: Path, similarity: str) -> None:
     """Refuse settings of a model for search that would change its scores."""
     prompts = values.get("prompts") or {}
@@ -135,3 +144,14 @@ def write(path: Path, modules: Mapping[str, Mapping[str, Any]], *, prefix: str) 
 def write_json(file: Path, values: Any) -> None:
     """Write JSON for a person to read."""
     file.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def write_settings(
+    path: Path, exported: Exported, max_length: int, described: Mapping[str, Any]
+) -> None:
+    """Write the settings of an encoder that was exported, and those of the model as a whole."""
+    settings: dict[str, Any] = {"max_seq_length": max_length, "do_lower_case": False}
+    if exported.newly_initialized:  # a pooler, which no vector depends on
+        settings["model_args"] = {"add_pooling_layer": False}
+    write_json(path / TRANSFORMER, settings)
+    write_json(path / SETTINGS, described)

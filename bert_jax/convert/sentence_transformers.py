@@ -112,12 +112,11 @@ def _read_pooling(file: Path) -> str:
 def _read_dense(folder: Path, inputs: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the parameters of a dense layer, and the fields of `EmbeddingConfig` about it."""
     values = _read_config(file := folder / module_folders.CONFIG, "Dense")
-    name, size = values.get("activation_function", _ACTIVATIONS["tanh"]), values.get("out_features")
+    name = values.get("activation_function", _ACTIVATIONS["tanh"])
+    size = module_folders.num_outputs(values, file)
     activation = str(name).rpartition(".")[2].lower()
     if activation not in _ACTIVATIONS or not str(name).startswith("torch.nn."):
         raise UserError(f"{file} has {name}; only {' and '.join(_ACTIVATIONS.values())} are read")
-    if not isinstance(size, int) or size < 1:
-        raise UserError(f"{file}: out_features is {size!r}; {module_folders.REMEDY}")
     tensors, shapes = huggingface.open_weights(folder), {"weight": (size, inputs), "bias": (size,)}
     if not values.get("bias", True):
         tensors = {**tensors, "linear.bias": lambda: np.zeros(size, np.float32)}
@@ -185,11 +184,7 @@ def save(
         tensors = {"linear.weight": dense["kernel"].T, "linear.bias": dense["bias"]}
         huggingface.write_weights(folders["Dense"], tensors)
         size += sum(x.size for x in tensors.values())
-    settings: dict[str, Any] = {"max_seq_length": max_length, "do_lower_case": False}
-    if exported.newly_initialized:  # a pooler, which no vector depends on
-        settings["model_args"] = {"add_pooling_layer": False}
-    module_folders.write_json(path / module_folders.TRANSFORMER, settings)
     prompts = {"query": embedding.query_prompt, "document": embedding.passage_prompt}
     described = {"prompts": prompts, "similarity_fn_name": "cosine"}
-    module_folders.write_json(path / module_folders.SETTINGS, described)
+    module_folders.write_settings(path, exported, max_length, described)
     return Exported("SentenceTransformer", exported.dropped, (), size, task, LIBRARY)

@@ -8,7 +8,8 @@ from bert_jax.config import ModelConfig
 from bert_jax.convert import huggingface, module_folders
 from bert_jax.convert.huggingface import Exported
 from bert_jax.convert.names import Converted
-from bert_jax.errors import UserError, refuse
+from bert_jax.errors import refuse
+from bert_jax.models.exchange import check_switches
 from bert_jax.storage.json_files import read_json
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.sparse import SparseConfig
@@ -22,9 +23,7 @@ def load(path: Path, folders: Mapping[str, Path]) -> tuple[ModelConfig, Converte
     """Return the model of a directory, from the folders of its modules."""
     file = folders["SpladePooling"] / module_folders.CONFIG
     values = read_json(file, module_folders.REMEDY)
-    for name, value in _POOLING.items():
-        if values.get(name, value) != value:
-            raise UserError(f"{file} has {name} {str(values[name])[:60]!r}; only {value} is read")
+    check_switches(values, _POOLING, str(file))
     settings = path / module_folders.SETTINGS
     if settings.exists():
         found = read_json(settings, module_folders.REMEDY)
@@ -56,10 +55,8 @@ def save(
     exported = huggingface.save(config, params, tokenizer, path, head="masked-lm")
     pooling = {**_POOLING, "word_embedding_dimension": None}
     module_folders.write(path, {"MLMTransformer": {}, "SpladePooling": pooling}, prefix=_TYPE)
-    settings = {"max_seq_length": max_length, "do_lower_case": False}
-    module_folders.write_json(path / module_folders.TRANSFORMER, settings)
     described = {"model_type": "SparseEncoder", "prompts": {}, "similarity_fn_name": "dot"}
-    module_folders.write_json(path / module_folders.SETTINGS, described)
+    module_folders.write_settings(path, exported, max_length, described)
     return Exported(
         "SparseEncoder", exported.dropped, (), exported.num_parameters, task, task.library
     )

@@ -11,7 +11,7 @@ from bert_jax.convert import names
 
 @pytest.fixture(autouse=True, scope="session")
 def shapes_traced_once():
-    trace, models = names._param_shapes, {}
+    trace, models = names.param_shapes, {}
 
     @functools.cache
     def traced(description):
@@ -22,7 +22,7 @@ def shapes_traced_once():
         return traced(repr(model))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(names, "_param_shapes", cached)
+        patch.setattr(names, "param_shapes", cached)
         yield
 
 

@@ -56,7 +56,7 @@ def same(actual, expected) -> None:
 def fine_tuned(bert: bert_jax.Bert, task: TaskConfig, probe: str = "") -> bert_jax.Bert:
     """Return a model of the same shape, with random parameters and a task's head."""
     model = make_task(task).model(bert.config, probe)
-    shapes = names._param_shapes(model)  # traced once
+    shapes = names.param_shapes(model)  # traced once
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(x.dtype), shapes)
     return dataclasses.replace(bert, model=model, params=params, task=task)
