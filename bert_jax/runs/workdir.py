@@ -235,19 +235,30 @@ def keep_begun_stages(config: TrainConfig, saved: TrainConfig, done: int) -> Non
       saved: the config that the first steps were done with.
       done: the number of those steps.
     """
-    share, known = (each.data.length_warmup_fraction for each in (config, saved))
     before, now = make_schedule(saved), make_schedule(config)
-    is_new = known < 1 and known != share  # it was set for this command
-    if share < 1 and not is_new and now.length_warmup != before.length_warmup:
-        config.data.length_warmup_fraction = float(before.length_warmup)
-    phases, done = list(config.data.phases), max(done, 1)
+    config.data.length_warmup_fraction = _kept_start(
+        config.data.length_warmup_fraction,
+        saved.data.length_warmup_fraction,
+        first_steps=(before.length_warmup, now.length_warmup),
+    )
+    phases = list(config.data.phases)
     stages = zip(before.main_stages[1:], now.main_stages[1:], strict=False)
     for index, (was, stage) in enumerate(stages):
-        start, known = phases[index].start, saved.data.phases[index].start
-        is_kept = start < 1 and (start == known or known >= 1)
-        if was.first_step < done and is_kept and stage.first_step != was.first_step:
-            phases[index] = dataclasses.replace(phases[index], start=float(was.first_step))
+        if was.first_step < max(done, 1):  # it has begun
+            first_steps = was.first_step, stage.first_step
+            start = _kept_start(phases[index].start, saved.data.phases[index].start, first_steps)
+            phases[index] = dataclasses.replace(phases[index], start=start)
     config.data.phases = tuple(phases)
+
+
+def _kept_start(start: float, saved: float, first_steps: tuple[int, int]) -> float:
+    """Return a share of the steps, or its first step before if it is another one now.
+
+    A share that is not the saved one was set anew, unless a number of steps has become of that.
+    """
+    before, now = first_steps
+    is_same = start < 1 and (start == saved or saved >= 1)
+    return float(before) if is_same and now != before else start
 
 
 def check_text(workdir: Workdir, fingerprint: str) -> None:
