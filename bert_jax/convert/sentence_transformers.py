@@ -161,7 +161,11 @@ def save(
 ) -> Exported:
     """Write a directory that `sentence-transformers` loads."""
     own = task.config
-    embedding = own.embedding if isinstance(own, EmbeddingTaskConfig) else EmbeddingConfig()
+    if not isinstance(own, EmbeddingTaskConfig):
+        raise UserError(
+            f"{own.kind} has no form in sentence-transformers; export its encoder, with head='none'"
+        )
+    embedding = own.embedding
     encoder = {"bert": params["bert"]}
     exported = huggingface.save(config, encoder, tokenizer, path, head="none")
     size = exported.num_parameters

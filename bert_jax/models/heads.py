@@ -35,7 +35,6 @@ class TaskModel(nn.Module):
 
     uses_pooler = False
     has_dropout = True
-    input_rank = 2
     keeps_pooler = False  # of a checkpoint, for another task, though this one does not use it
     kept_heads: ClassVar[Sequence[str]] = ()  # heads of pretraining that the task keeps
 
@@ -107,7 +106,7 @@ class TaskModel(nn.Module):
 
     def init_params(self, key: Array) -> Any:
         """Return random parameters, boxed with their logical axes."""
-        ids = jnp.zeros((1,) * self.input_rank, jnp.int32)
+        ids = jnp.zeros((1, 1), jnp.int32)
         return self.init(key, ids, ids, ids)["params"]
 
 
@@ -115,7 +114,6 @@ class SequenceScores(TaskModel):
     """A score of each of several sequences, or of one, by its pooled output."""
 
     uses_pooler = True
-    input_rank = 3
 
     def __call__(
         self,

@@ -243,14 +243,18 @@ class DropoutKey:
     key: Any
     indices: Any  # [B]
 
+    def fold(self, number: int | Array) -> "DropoutKey":
+        """Return the key of one of several uses."""
+        return self.replace(key=jax.random.fold_in(self.key, number))  # pyright: ignore
+
 
 def fold_key(key: DropoutKey | None, number: int | Array) -> DropoutKey | None:
-    """Return the key of one of several uses; None where dropout is off."""
+    """Return `DropoutKey.fold`, or None where dropout is off."""
     if key is None:
         return None
     if not isinstance(key, DropoutKey):
         raise TypeError(f"dropout_key is a {type(key).__name__}; give a DropoutKey(key, indices)")
-    return key.replace(key=jax.random.fold_in(key.key, number))  # pyright: ignore
+    return key.fold(number)
 
 
 def apply_dropout(
