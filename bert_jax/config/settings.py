@@ -122,11 +122,15 @@ def _find_variant(cls: type, values: Mapping[str, Any], prefix: str) -> type:
     name = variants and values.get(variants.field, getattr(cls(), variants.field))
     if not variants or not isinstance(name, str):  # another type is refused as that of any field
         return cls
-    if name not in variants.registry:
-        every = f"choose one of {', '.join(variants.registry)}, or import the file of your own"
-        hint = nearest(name, variants.registry.keys(), every)
-        raise UserError(f"{prefix}{variants.field} is {name!r}; {hint}")
-    return resolve(variants.registry, name).settings
+    return look_up(variants.registry, name, f"{prefix}{variants.field}").settings
+
+
+def look_up(registry: Mapping[str, Any], name: str, what: str) -> Any:
+    """Return `resolve(registry, name)`; UserError, which names `what`, for a name it has not."""
+    if name not in registry:
+        every = f"choose one of {', '.join(registry)}, or import the file of your own"
+        raise UserError(f"{what} is {name!r}; {nearest(name, registry.keys(), every)}")
+    return resolve(registry, name)
 
 
 def names(cls: type) -> list[str]:

@@ -16,8 +16,8 @@ from bert_jax.config import (
 )
 from bert_jax.config.fields import MODEL_TYPES, POSITIONS, TASKS
 from bert_jax.config.schedule import Stage, make_schedule, share_of_steps
-from bert_jax.config.settings import check, resolve
-from bert_jax.errors import UserError, nearest, refuse
+from bert_jax.config.settings import check, look_up, resolve
+from bert_jax.errors import UserError, refuse
 
 
 def validate(config: TrainConfig) -> None:
@@ -123,11 +123,8 @@ def validate_model(config: ModelConfig, where: str) -> None:
 def _validate_positions(config: ModelConfig, where: str) -> None:
     """Refuse a kind of position that is none, or that the architecture does not take."""
     kind, rotates = config.position_embedding_type, resolve(MODEL_TYPES, config.model_type).rotates
-    if kind not in POSITIONS:
-        every = f"choose one of {', '.join(POSITIONS)}, or import the file of your own"
-        hint = nearest(kind, POSITIONS.keys(), every)
-        raise UserError(f"{where}: model.position_embedding_type is {kind!r}; {hint}")
-    if resolve(POSITIONS, kind).rotates != rotates:
+    positions = look_up(POSITIONS, kind, f"{where}: model.position_embedding_type")
+    if positions.rotates != rotates:
         others = [name for name in POSITIONS if resolve(POSITIONS, name).rotates == rotates]
         raise UserError(
             f"{where}: a {config.model_type} has no {kind} positions; "

@@ -227,9 +227,9 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
 
     stages = _make_stages(run, indices)
     with _open_metrics(run, step, batches, baselines) as writer:
-        with loop.training(
+        with loop.Training(
             state, stages, loader.prefetch(batches, step), checkpoints, writer, objective
-        ) as training:
+        ).shown() as training:
             _take_steps(run, training, baselines, stop)
         scores = _final_scores(run, stages[-1], training.state)
         baselines = {**baselines, **objective.moving_baselines(scores)}

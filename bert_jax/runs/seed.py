@@ -52,14 +52,14 @@ def train_seed(
     baselines = {task.metrics[0]: constant_score} if len(task.metrics) == 1 else {}
     stage = _make_stage(run)
     with Writer(folder, first, config, _progress(run), baselines) as writer:
-        with loop.training(
+        with loop.Training(
             state,
             [stage],
             loader.prefetch(run.batches(seed), first),
             checkpoints,
             writer,
             run.program.objective,
-        ) as training:
+        ).shown() as training:
             for step in training.steps(
                 log_every=config.log_every,
                 eval_every=run.eval_every,

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, Self
 
 import jax
 
@@ -81,13 +81,22 @@ class Training:
         checkpoints: Checkpoints,
         writer: Writer,
         objective: Objective,
-        progress: Progress,
     ):
         self.state, self._stages, self._batches = state, stages, batches
-        self._checkpoints, self._writer, self._progress = checkpoints, writer, progress
+        self._checkpoints, self._writer = checkpoints, writer
+        self._progress = Progress(int(state.step), [(stage.end, stage.cost) for stage in stages])
         self._figures = objective.figures
         sums = checkpoints.log_window(int(state.step))
         self._window = _Window(checkpoints, sums, objective.loss_weights)
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[Self]:
+        """Show what is done while training; at the end, close the checkpoints."""
+        with closing(self._checkpoints):
+            with console.working(self._progress, says_end=False):
+                yield self
+            with console.working("saving", says_end=False):
+                self._checkpoints.close()
 
     def steps(
         self,
@@ -189,24 +198,6 @@ class Training:
         evaluations = [record for record in self._writer.records if record["split"] == "eval"]
         ranks = [self._checkpoints.rank(record) for record in evaluations]
         return len(ranks) - 1 - ranks.index(max(ranks)) if ranks else 0
-
-
-@contextlib.contextmanager
-def training(
-    state: TrainState,
-    stages: Sequence[Stage],
-    batches: Iterator[Any],
-    checkpoints: Checkpoints,
-    writer: Writer,
-    objective: Objective,
-) -> Iterator[Training]:
-    """Yield the training of a state from its own step on; at the end, close `checkpoints`."""
-    progress = Progress(int(state.step), [(stage.end, stage.cost) for stage in stages])
-    with closing(checkpoints):
-        with console.working(progress, says_end=False):
-            yield Training(state, stages, batches, checkpoints, writer, objective, progress)
-        with console.working("saving", says_end=False):
-            checkpoints.close()
 
 
 def evaluate(
