@@ -13,7 +13,7 @@ from bert_jax.config import CheckpointConfig, TrainConfig
 from bert_jax.errors import TrainingError
 from bert_jax.objectives.labels import LabelsObjective
 from bert_jax.training.checkpoint import Checkpoints
-from bert_jax.training.loop import Stage, Training, training
+from bert_jax.training.loop import Stage, Training
 from bert_jax.training.metrics import Writer
 from bert_jax.training.objective import WeightedSum
 from bert_jax.training.step import TrainState
@@ -43,7 +43,7 @@ def training_of(folder, tokenizer, train_step, evaluate) -> Iterator[Training]:
     stages = [Stage(STEPS, 4, 4, train_step, evaluate)]
     with (
         Writer(folder, 0) as writer,
-        training(state, stages, iter(range(STEPS)), checkpoints, writer, OBJECTIVE) as run,
+        Training(state, stages, iter(range(STEPS)), checkpoints, writer, OBJECTIVE).shown() as run,
     ):
         yield run
 
