@@ -104,7 +104,7 @@ class DivergedError(TrainingError):
 
 
 class Interrupted(CommandError):
-    """A signal asked the run to stop; it has saved, and the same command resumes (EX_TEMPFAIL).
+    """A signal asked a command to stop; it has saved, and the same one resumes (EX_TEMPFAIL).
 
     >>> Interrupted("SIGTERM after step 7").exit_code
     75

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import gc
 import importlib
+import itertools
 import logging
 import os
 import re
@@ -15,7 +16,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -35,10 +36,7 @@ if TYPE_CHECKING:
 _CACHE = "jax_compilation_cache_dir"
 # The signals that interrupt a command, so that it removes what it has not finished; with what each
 # does in a process of Python's that has changed neither.
-_STOPPED_BY: dict[signal.Signals, Any] = {
-    signal.SIGINT: signal.default_int_handler,
-    signal.SIGTERM: signal.SIG_DFL,
-}
+_STOPPED_BY = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 # What JAX warns of when it cannot use an entry of the cache, which it then compiles again.
 _WARNING = re.compile(r"Error (reading|writing) persistent compilation cache entry for '(.*?)'")
 
@@ -128,7 +126,6 @@ def train(name: str, args: argparse.Namespace, recipe: Recipe) -> None:
     use_enough_threads()
     with console.working("starting JAX", says_end=False):
         from bert_jax.distributed import hosts
-        from bert_jax.training import stopping
 
     def connected() -> None:
         hosts.connect(
@@ -153,8 +150,7 @@ def train(name: str, args: argparse.Namespace, recipe: Recipe) -> None:
             if minutes := getattr(args, "minutes", None):
                 config = _fit(recipe, minutes, args.init)
             run = module.start(config, workdir=workdir, **options)
-            again = partial(end_process, args.parser.prog, KeyboardInterrupt())
-            with stopping.signals_noted(list(_STOPPED_BY), again) as reason:
+            with stop_signals(args.parser.prog) as reason:
                 module.train_run(run, reason)
 
     hosts.run(connected)
@@ -302,3 +298,42 @@ def show_details() -> None:
     _shows_origin = True
     logging.getLogger("absl").setLevel(logging.WARNING)
     warnings.simplefilter("default")
+
+
+# How often JAX has been asked whether to stop. Not the step: JAX counts the calls of a process.
+_ASKED = itertools.count(1)
+
+
+@contextlib.contextmanager
+def stop_signals(name: str) -> Iterator[Callable[[], str]]:
+    """Note SIGTERM and SIGINT; yield a function that returns the reason to save and stop, or ""."""
+    # Of several processes, JAX takes SIGTERM, and all agree on the step to stop after.
+    import jax
+    from jax.experimental import multihost_utils
+
+    received: list[str] = []
+    is_alone = jax.process_count() == 1
+
+    def note(number: int, _: object) -> None:
+        if received and is_alone:
+            end_process(name, KeyboardInterrupt())
+        elif received:
+            raise KeyboardInterrupt
+        else:
+            received.append(signal.Signals(number).name)
+            if not is_alone:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    def reason() -> str:
+        if is_alone:
+            return "".join(received)
+        stops = multihost_utils.reached_preemption_sync_point(next(_ASKED))
+        return "SIGTERM or SIGINT on one of the hosts" if stops else ""
+
+    numbers = [signal.SIGTERM, signal.SIGINT] if is_alone else [signal.SIGINT]
+    previous = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield reason
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -34,7 +34,7 @@ from bert_jax.tasks import task_class
 from bert_jax.tasks.base import longest_sequence
 from bert_jax.tasks.datasets import check_same_head, load_datasets
 from bert_jax.tasks.results import comparison
-from bert_jax.training import checkpoint, stopping
+from bert_jax.training import checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,6 @@ def finetune(
     Raises:
       UserError: a setting, a file, the workdir or `init` cannot be used.
       TrainingError: a loss or a gradient is not finite.
-      Interrupted: Ctrl-C, or the stop of a notebook, as in `pretrain`.
 
     >>> result = getfixture("tiny_finetuning")
     >>> result.comparison[-1]["name"]
@@ -100,9 +99,7 @@ def finetune(
     with console.output(Level.NOTHING if quiet else Level.PROGRESS), console.logging_kept():
         paths.check_named(workdir)
         path = Path(os.path.expanduser(workdir))
-        run = start(config, init, path, train=train, held_out=eval)
-        with stopping.interrupt_noted() as reason:
-            return train_run(run, reason)
+        return train_run(start(config, init, path, train=train, held_out=eval))
 
 
 def start(

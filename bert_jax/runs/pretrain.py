@@ -31,7 +31,7 @@ from bert_jax.storage.paths import AnyPath
 from bert_jax.text import memory, mixture
 from bert_jax.text.store import Corpus
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training import checkpoint, loop, stopping
+from bert_jax.training import checkpoint, loop
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.metrics import Writer
 from bert_jax.training.optimizer import learning_rate
@@ -90,8 +90,6 @@ def pretrain(
     Raises:
       UserError: a setting, the text, the workdir or `init` cannot be used.
       TrainingError: a loss or a gradient is not finite.
-      Interrupted: Ctrl-C, or the stop of a notebook. The step is saved, and the same call resumes.
-        A second Ctrl-C is a KeyboardInterrupt at once.
 
     >>> result = getfixture("tiny_run")
     >>> sorted(result.baselines)
@@ -100,9 +98,7 @@ def pretrain(
     Bert(bert, 2 layers of 16, 2 heads, 6,722 parameters, wordpiece of 64 tokens)
     """
     with console.output(Level.NOTHING if quiet else Level.PROGRESS), console.logging_kept():
-        run = start(config, paths.as_path(workdir), init, fork=fork, texts=texts)
-        with stopping.interrupt_noted() as reason:
-            return train_run(run, reason)
+        return train_run(start(config, paths.as_path(workdir), init, fork=fork, texts=texts))
 
 
 def start(

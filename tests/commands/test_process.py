@@ -102,6 +102,18 @@ def ends(monkeypatch):
         signal.signal(number, handler)
 
 
+def test_stop_signals_are_noted_and_restored(ends, capsys):
+    before = signal.getsignal(signal.SIGTERM)
+    with process.stop_signals("train.py") as reason:
+        assert reason() == ""
+        signal.raise_signal(signal.SIGTERM)
+        assert reason() == "SIGTERM"
+        signal.raise_signal(signal.SIGINT)  # a second one ends the process
+        assert ends == [130]
+        assert capsys.readouterr().err == "train.py: interrupted\n"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [(UserError, 2), (TrainingError, 1), (Interrupted, 75), (HostLost, 69)],
