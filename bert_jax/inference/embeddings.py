@@ -21,9 +21,9 @@ from bert_jax.models.architecture import make_encoder
 from bert_jax.models.encoder import Encoder
 from bert_jax.retrieval.search import check_count, normalize
 from bert_jax.tasks import task_class
-from bert_jax.tasks.base import longest_sequence
-from bert_jax.tasks.embedding import BertForEmbedding, text_windows
+from bert_jax.tasks.embedding import BertForEmbedding
 from bert_jax.tasks.retrieval import EncodingTask
+from bert_jax.tasks.sequences import longest_sequence, text_windows
 from bert_jax.training import checkpoint
 
 # What the vectors of a model of embeddings depend on, beside its parameters.

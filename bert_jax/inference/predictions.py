@@ -21,8 +21,9 @@ from bert_jax.models.heads import TaskModel
 from bert_jax.retrieval.search import check_count
 from bert_jax.storage.paths import check_named
 from bert_jax.tasks import make_task
-from bert_jax.tasks.base import Example, Task, make_batcher
+from bert_jax.tasks.base import Example, Task
 from bert_jax.tasks.datasets import check_labels, read_examples
+from bert_jax.tasks.sequences import make_batcher
 from bert_jax.text.memory import plain_row, rows
 from bert_jax.training.metrics import add_up, means
 from bert_jax.training.objective import Metrics

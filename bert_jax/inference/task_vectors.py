@@ -15,8 +15,8 @@ from bert_jax.inference.runner import chunks
 from bert_jax.inference.tokenization import own_prompt, warn_unknown
 from bert_jax.retrieval.search import check_count
 from bert_jax.tasks import make_task
-from bert_jax.tasks.base import make_batcher
 from bert_jax.tasks.retrieval import EncodingTask
+from bert_jax.tasks.sequences import make_batcher
 
 
 class RetrievalEncoder:

@@ -16,9 +16,9 @@ from bert_jax.inference.runner import Sequences
 from bert_jax.models.architecture import num_token_types
 from bert_jax.retrieval.search import check_count
 from bert_jax.tasks import task_class
-from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
 from bert_jax.tasks.embedding import BertForEmbedding
 from bert_jax.tasks.retrieval import Retrieval
+from bert_jax.tasks.sequences import build_sequence, max_text_tokens, truncate
 from bert_jax.text.memory import is_iterable
 
 UNKNOWN_TOKENS = (

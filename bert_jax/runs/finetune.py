@@ -31,9 +31,9 @@ from bert_jax.runs.task_run import Examples, Run, compile_program, num_steps, to
 from bert_jax.runs.workdir import Workdir
 from bert_jax.storage import paths, replacement
 from bert_jax.tasks import task_class
-from bert_jax.tasks.base import longest_sequence
 from bert_jax.tasks.datasets import check_same_head, load_datasets
 from bert_jax.tasks.results import comparison
+from bert_jax.tasks.sequences import longest_sequence
 from bert_jax.training import checkpoint
 
 

@@ -29,8 +29,9 @@ from bert_jax.runs.origin import Origin
 from bert_jax.runs.pretraining_run import Run as PretrainingRun
 from bert_jax.runs.task_run import Run as TaskRun
 from bert_jax.storage.paths import AnyPath
-from bert_jax.tasks.base import Task, longest_sequence
+from bert_jax.tasks.base import Task
 from bert_jax.tasks.results import as_text, is_worthless, no_better
+from bert_jax.tasks.sequences import longest_sequence
 from bert_jax.text.masked_sentences import NUM_SENTENCES, masked_sentences
 from bert_jax.text.store import Corpus, TokenStore
 from bert_jax.training.optimizer import rate_by_step

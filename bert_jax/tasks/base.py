@@ -11,11 +11,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from bert_jax.batches.buckets import Batcher, Features
+from bert_jax.batches.buckets import Features
 from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TaskConfig, settings
 from bert_jax.config.validation import refuse_probe
 from bert_jax.errors import UserError, refuse
-from bert_jax.models.architecture import num_separators, num_token_types
 from bert_jax.models.heads import TaskModel
 from bert_jax.objectives.labels import LabelsObjective
 from bert_jax.text.records import Record, read_records
@@ -376,52 +375,3 @@ def read_labels(values: Mapping[str, Any], where: str) -> tuple[str, ...]:
     if not 0 < len(set(strings)) == len(names):
         raise UserError(f"{where}: id2label must name each number differently; correct it")
     return strings
-
-
-def build_sequence(
-    texts: Sequence[Sequence[int]], tokenizer: Tokenizer, model: ModelConfig
-) -> tuple[np.ndarray, int]:
-    """Return `[CLS] A [SEP] B [SEP]`, or with more separators before B, and where B starts."""
-    first, *rest = texts
-    ids = [tokenizer.cls_id, *first, tokenizer.sep_id]
-    between = [tokenizer.sep_id] * (num_separators(model) - 1)
-    second_start = len(ids) + len(between) if rest else len(ids)
-    for text in rest:
-        ids += [*between, *text, tokenizer.sep_id]
-    return np.array(ids, np.int32), second_start
-
-
-def max_text_tokens(texts: int, model: ModelConfig, max_length: int) -> int:
-    """Return how many tokens one or two texts may have in a sequence of `max_length`."""
-    return max_length - 2 - num_separators(model) * (texts - 1)
-
-
-def make_batcher(
-    features: Features, tokenizer: Tokenizer, model: ModelConfig, max_length: int
-) -> Batcher:
-    """Return what makes batches of features for a model, of texts of at most `max_length`."""
-    longest = longest_sequence(model, max_length)
-    return Batcher(features, tokenizer, num_token_types(model), longest)
-
-
-def longest_sequence(model: ModelConfig, max_length: int) -> int:
-    """Return the most tokens of a sequence, where a text may have `max_length` in several."""
-    return min(max_length, model.max_position_embeddings)
-
-
-def token_windows(size: int, room: int, stride: int = 0) -> list[tuple[int, int]]:
-    """Return the start and end of each window over `size` tokens; every token is in one.
-
-    `stride` is the number of tokens from one to the next; 0: half of a window.
-    """
-    last = max(0, size - room)  # the first start whose window has all the rest
-    step = min(stride or max(1, room // 2), room)
-    return [(i, min(i + room, size)) for i in range(0, last + step, step)]
-
-
-def truncate(texts: Sequence[Sequence[int]], size: int) -> list[list[int]]:
-    """Truncate texts to `size` tokens in all, the longer first: Google's `_truncate_seq_pair`."""
-    kept = [list(text[:size]) for text in texts]
-    while sum(map(len, kept)) > size:
-        max(reversed(kept), key=len).pop()  # of two with one length, the second
-    return kept

@@ -20,16 +20,9 @@ from bert_jax.errors import UserError
 from bert_jax.models.heads import TaskModel
 from bert_jax.objectives.labels import LabelsObjective
 from bert_jax.tasks import glue, readers
-from bert_jax.tasks.base import (
-    Example,
-    Task,
-    build_sequence,
-    max_text_tokens,
-    read_labels,
-    token_windows,
-    truncate,
-)
+from bert_jax.tasks.base import Example, Task, read_labels
 from bert_jax.tasks.readers import Record
+from bert_jax.tasks.sequences import build_sequence, max_text_tokens, token_windows, truncate
 from bert_jax.text import builtin
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.objective import PredictionObjective

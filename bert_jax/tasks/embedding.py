@@ -21,10 +21,11 @@ from bert_jax.models.layers import Dense, DropoutKey
 from bert_jax.objectives.embeddings import EmbeddingObjective
 from bert_jax.retrieval import search
 from bert_jax.tasks import readers
-from bert_jax.tasks.base import Example, build_sequence, longest_sequence, token_windows
+from bert_jax.tasks.base import Example
 from bert_jax.tasks.classification import correlations
 from bert_jax.tasks.readers import Record
 from bert_jax.tasks.retrieval import RETRIEVAL_METRICS, Retrieval, number_texts
+from bert_jax.tasks.sequences import build_sequence, longest_sequence, text_windows
 from bert_jax.text.files import file_type
 from bert_jax.text.records import read_records
 from bert_jax.text.tokenizer import Tokenizer
@@ -322,17 +323,6 @@ def _with_text(record: Record) -> Record:
     if text is not None and not isinstance(text, str):
         raise UserError(f"{record.where}: a text is {text!r}; give texts alone")
     return dataclasses.replace(record, fields={**record.fields, "texts": (text or "",)})
-
-
-def text_windows(ids: Sequence[int], size: int, stride: int = 0) -> list[Sequence[int]]:
-    """Return the token ids of a text in windows of at most `size`, which overlap.
-
-    `stride` is the number of tokens from one to the next; 0: half of a window.
-
-    >>> text_windows([1, 2, 3, 4, 5], 4)
-    [[1, 2, 3, 4], [3, 4, 5]]
-    """
-    return [ids[start:end] for start, end in token_windows(len(ids), size, stride)]
 
 
 def cosine(vectors: np.ndarray) -> float:

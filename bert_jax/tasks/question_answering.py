@@ -25,14 +25,9 @@ from bert_jax.config.settings import setting
 from bert_jax.errors import UserError, refuse
 from bert_jax.models.heads import TaskModel
 from bert_jax.tasks import readers, squad_metrics
-from bert_jax.tasks.base import (
-    Example,
-    Task,
-    build_sequence,
-    max_text_tokens,
-    token_windows,
-)
+from bert_jax.tasks.base import Example, Task
 from bert_jax.tasks.readers import Record
+from bert_jax.tasks.sequences import build_sequence, max_text_tokens, token_windows
 from bert_jax.text.tokenizer import Tokenizer
 
 _LIMIT = 1e9  # of logits, so that sums and differences are finite

@@ -19,17 +19,10 @@ from bert_jax.models.heads import SequenceScores, TaskModel
 from bert_jax.objectives.labels import BinaryObjective, LabelsObjective
 from bert_jax.retrieval import bm25, metrics
 from bert_jax.tasks import readers
-from bert_jax.tasks.base import (
-    Example,
-    Task,
-    build_sequence,
-    longest_sequence,
-    max_text_tokens,
-    read_labels,
-    truncate,
-)
+from bert_jax.tasks.base import Example, Task, read_labels
 from bert_jax.tasks.passages import candidate_lists, judged_passages, training_groups
 from bert_jax.tasks.readers import Record, builtin_pairs
+from bert_jax.tasks.sequences import build_sequence, longest_sequence, max_text_tokens, truncate
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.objective import PredictionObjective
 

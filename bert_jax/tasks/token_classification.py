@@ -12,7 +12,8 @@ from bert_jax.config import DataFiles, ModelConfig, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.models.heads import TaskModel
 from bert_jax.tasks import readers
-from bert_jax.tasks.base import Example, Task, build_sequence, longest_sequence, max_text_tokens
+from bert_jax.tasks.base import Example, Task
+from bert_jax.tasks.sequences import build_sequence, longest_sequence, max_text_tokens
 from bert_jax.text.files import file_type
 from bert_jax.text.records import JSON_LINES, Record
 from bert_jax.text.tokenizer import Tokenizer

@@ -18,7 +18,7 @@ from bert_jax.inference.loading import LoadedModel
 from bert_jax.inference.runner import Sequences, apply, chunks
 from bert_jax.inference.tokenization import each_text, sequences_of, warn_truncated
 from bert_jax.models.architecture import make_encoder
-from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
+from bert_jax.tasks.sequences import build_sequence, max_text_tokens, truncate
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.viewer import page
 

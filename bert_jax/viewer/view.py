@@ -16,7 +16,7 @@ from bert_jax.inference.hidden_states import encoder_output
 from bert_jax.inference.loading import LoadedModel
 from bert_jax.inference.predictions import predict_texts
 from bert_jax.inference.tokenization import sequences_of, warn_text_truncated
-from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
+from bert_jax.tasks.sequences import build_sequence, max_text_tokens, truncate
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.viewer import page, patterns
 from bert_jax.viewer.patterns import Patterns

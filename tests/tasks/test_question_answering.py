@@ -18,7 +18,7 @@ from bert_jax.config import DataFiles, FinetuneConfig, TokenizerConfig
 from bert_jax.errors import UserError
 from bert_jax.runs.task_run import tokenize
 from bert_jax.tasks import question_answering
-from bert_jax.tasks.base import Example, token_windows
+from bert_jax.tasks.base import Example
 from bert_jax.tasks.datasets import read_examples
 from bert_jax.tasks.question_answering import (
     Answers,
@@ -27,6 +27,7 @@ from bert_jax.tasks.question_answering import (
     QuestionAnsweringConfig,
 )
 from bert_jax.tasks.readers import Record
+from bert_jax.tasks.sequences import token_windows
 from bert_jax.text import tokenizer_training
 
 CONTEXT = "The fox jumps over the lazy dog."  # 9 tokens: the fox jump ##s over the lazy dog .
