@@ -88,7 +88,7 @@ def _train_wordpiece(sentences: list[str], config: TokenizerConfig, vocab_size: 
     model = _run_sentencepiece(
         map(" ".join, words),
         # "▁", which marks the start of a word, is no token of WordPiece, and "▁x" is the token of
-        # the character "x": so many more are asked for, and those that are too many are left.
+        # the character "x". So more are asked for, and those beyond `vocab_size` are dropped.
         vocab_size + 1 + len(alphabet),
         counts,
         ["▁", *(name for name in alphabet if len(name) == 1)],
