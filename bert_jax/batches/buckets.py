@@ -11,10 +11,10 @@ import numpy as np
 
 from bert_jax.batches import Batch
 from bert_jax.batches.loader import ProcessIndices, take_indices
+from bert_jax.batches.token_sequences import FILL, Ragged, TokenSequences
 from bert_jax.text.tokenizer import Tokenizer
 
 NO_LABEL = -1  # of an example or a token that is not scored
-FILL = -1  # the index of an example of padding alone, which no loss or score counts
 
 _MAX_LENGTHS = 4  # the train step is compiled once for each padded length
 # A longer sequence is padded to a multiple of 128, which the fused attention of a TPU needs.
@@ -69,36 +69,20 @@ class Features:
             self.second_starts.append(second_start)
 
 
-class _Ragged:
-    """Arrays of different lengths, stored one after the other."""
-
-    def __init__(self, arrays: Sequence[np.ndarray]):
-        self.sizes = np.array([len(array) for array in arrays], np.int64)  # [n]
-        self._starts = np.cumsum(self.sizes) - self.sizes
-        self._values = np.concatenate(arrays)
-
-    def take(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the values of some arrays, [m], and where each is from.
-
-        That is which of `indices` its array has, [m], and its position in the array, [m].
-        """
-        sizes = self.sizes[indices]
-        owners = np.repeat(np.arange(len(indices)), sizes)
-        positions = np.arange(len(owners)) - (np.cumsum(sizes) - sizes)[owners]
-        return self._values[self._starts[indices][owners] + positions], owners, positions
-
-
 class Batcher:
     """Makes batches of features, padded to any length."""
 
     def __init__(self, features: Features, tokenizer: Tokenizer, types: int, max_length: int):
         """`types` is the number of the model's token types."""
         self.features = features
-        self._pad, self._types = tokenizer.pad_id, types
-        self._sequences = _Ragged(features.sequences)
-        self._roles = _Ragged(features.roles) if features.roles else None
-        self._second_starts = np.array(features.second_starts, np.int64)
-        lengths = self._sequences.sizes.reshape(-1, features.choices)
+        self._sequences = TokenSequences(
+            features.sequences,
+            features.second_starts,
+            pad_id=tokenizer.pad_id,
+            num_types=types,
+            roles=features.roles,
+        )
+        lengths = self._sequences.lengths.reshape(-1, features.choices)
         # [n], of the longest choice or of all
         self.lengths = lengths.sum(1) if features.is_packed else lengths.max(1)
         max_length *= features.choices if features.is_packed else 1
@@ -119,42 +103,23 @@ class Batcher:
         return unknown, sum(len(ids) - 2 for ids in sequences)  # without [CLS] and the last [SEP]
 
     @functools.cached_property
-    def _ragged_labels(self) -> _Ragged:
-        return _Ragged([np.ravel(label) for label in self.features.labels])
+    def _ragged_labels(self) -> Ragged:
+        return Ragged([np.ravel(label) for label in self.features.labels])
 
     def batch(self, indices: np.ndarray, length: int) -> Batch:
         """Return examples padded to `length`, for an objective.
 
         `indices` are [B], or where features are packed [B, E], the examples of each sequence.
         """
-        features, count = self.features, self.features.choices
+        count = self.features.choices
         indices = indices.reshape(len(indices), -1)
-        # The sequence of each choice of each example, [B, T]; of a packed feature all are in one.
-        numbers = (indices[:, :, None] * count + np.arange(count)).reshape(len(indices), -1)
-        is_text = np.repeat(indices != FILL, count, axis=1)
-        sizes = np.where(is_text, self._sequences.sizes[numbers], 0)
-        starts, rows = np.zeros_like(numbers), np.arange(numbers.size).reshape(numbers.shape)
-        if features.is_packed:
-            starts = np.where(is_text, np.cumsum(sizes, axis=1) - sizes, 0)
-            rows = np.repeat(np.arange(len(indices))[:, None], numbers.shape[1], axis=1)
-        tokens, text, position = self._sequences.take(numbers[is_text])
-        row, column = rows[is_text][text], starts[is_text][text] + position
-        ids = np.full((rows.max() + 1, length), self._pad, np.int32)
-        types, mask, position_ids = np.zeros_like(ids), np.zeros_like(ids), np.zeros_like(ids)
-        ids[row, column] = tokens
-        mask[row, column] = 1 + np.nonzero(is_text)[1][text] if features.is_packed else 1
-        if self._types > 1:
-            types[row, column] = position >= self._second_starts[numbers[is_text]][text]
-        batch: Batch = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
         labels = self._labels(indices, length)
-        if self._roles:
-            roles = np.zeros_like(ids)
-            roles[row, column] = self._roles.take(numbers[is_text])[0]
-            batch = {**batch, "token_roles": roles}
-        if features.is_packed:
-            position_ids[row, column] = position
-            packed = {"position_ids": position_ids, "segment_starts": starts.astype(np.int32)}
-            return {**batch, **packed, "labels": labels}
+        # The sequence of each choice of each example, [B, T].
+        sequences = indices[:, :, None] * count + np.arange(count)
+        sequences = np.where(indices[:, :, None] == FILL, FILL, sequences).reshape(len(indices), -1)
+        if self.features.is_packed:
+            return {**self._sequences.packed(sequences, length), "labels": labels}
+        batch = self._sequences.padded(sequences.ravel(), length)
         if count > 1:
             batch = {name: array.reshape(-1, count, length) for name, array in batch.items()}
         return {**batch, "labels": labels[:, 0]}

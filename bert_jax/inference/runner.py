@@ -1,8 +1,7 @@
 """The engine of inference: batches of sequences of similar lengths, on all local devices."""
 
-import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from itertools import chain, pairwise
 from typing import Any, Protocol, TypeVar
 
@@ -11,7 +10,7 @@ import numpy as np
 from flax import linen as nn
 
 from bert_jax.batches import Batch
-from bert_jax.batches.buckets import FILL
+from bert_jax.batches.token_sequences import FILL, TokenSequences
 from bert_jax.distributed.fsdp import Collectives
 from bert_jax.distributed.mesh import compile_step, make_mesh, replicated_layout
 from bert_jax.errors import UserError
@@ -46,47 +45,28 @@ class Inputs(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True)
 class Sequences:
-    """Sequences of token ids, each of one text or of two.
+    """The sequences of a user's texts.
 
     Attributes:
-      token_ids: of each sequence, with special tokens.
-      lengths: the number of them, [n].
-      second_starts: of each sequence, where its second text starts; its length without one.
-      pad_id: of the tokenizer.
-      num_types: the number of the model's token types; 1 if it does not tell texts apart.
+      lengths: the number of tokens of each, [n].
       max_length: what a sequence is padded to at most.
-      columns: further arrays of a batch by their names, [n, ...].
     """
 
-    token_ids: Sequence[Sequence[int] | np.ndarray]
-    lengths: np.ndarray
-    second_starts: Sequence[int]
-    pad_id: int
-    num_types: int
-    max_length: int
-    columns: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    def __init__(self, sequences: TokenSequences, max_length: int, **columns: np.ndarray):
+        """`columns` are further arrays of a batch, [n, ...]."""
+        self._sequences, self._columns = sequences, columns
+        self.lengths, self.max_length = sequences.lengths, max_length
 
     def batch(self, indices: np.ndarray, length: int) -> dict[str, np.ndarray]:
         """Return `input_ids`, `token_type_ids` and `attention_mask`, [B, length], and columns."""
-        input_ids = np.full((len(indices), length), self.pad_id, np.int32)
-        types, mask = np.zeros_like(input_ids), np.zeros_like(input_ids)
-        for position, index in enumerate(indices.tolist()):
-            if index == FILL:
-                continue
-            end = self.lengths[index]
-            input_ids[position, :end] = self.token_ids[index]
-            mask[position, :end] = 1
-            if self.num_types > 1:
-                types[position, self.second_starts[index] : end] = 1
-        batch = {"input_ids": input_ids, "token_type_ids": types, "attention_mask": mask}
-        return batch | {name: column[indices] for name, column in self.columns.items()}
+        columns = {name: column[indices] for name, column in self._columns.items()}
+        return self._sequences.padded(indices, length) | columns
 
     def all(self, length: int | None = None) -> dict[str, np.ndarray]:
         """Return all sequences in one batch, by default of a length that others share."""
         length = length or padded_length(int(self.lengths.max()), self.max_length)
-        return self.batch(np.arange(len(self.token_ids)), length)
+        return self.batch(np.arange(len(self.lengths)), length)
 
 
 class Runner:

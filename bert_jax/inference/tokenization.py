@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.batches.token_sequences import TokenSequences
 from bert_jax.errors import TextWarning, UserError
 from bert_jax.inference.loading import LoadedModel
 from bert_jax.inference.runner import Sequences
@@ -101,17 +102,19 @@ def sequences_of(
     model: LoadedModel,
     token_ids: Sequence[Sequence[int] | np.ndarray],
     second_starts: Sequence[int] | None = None,
+    **columns: np.ndarray,
 ) -> Sequences:
-    """Return sequences of token ids as inputs of a model; by default each of one text."""
-    lengths = np.array([len(sequence) for sequence in token_ids], np.int64)
-    return Sequences(
-        token_ids=token_ids,
-        lengths=lengths,
-        second_starts=lengths.tolist() if second_starts is None else second_starts,
+    """Return sequences of token ids as inputs of a model; by default each of one text.
+
+    `columns` are further arrays of a batch, an entry for each sequence.
+    """
+    sequences = TokenSequences(
+        token_ids,
+        [len(sequence) for sequence in token_ids] if second_starts is None else second_starts,
         pad_id=model.tokenizer.pad_id,
         num_types=num_token_types(model.config),
-        max_length=model.config.max_position_embeddings,
     )
+    return Sequences(sequences, model.config.max_position_embeddings, **columns)
 
 
 def check_prompt(model: LoadedModel, name: str) -> None:

@@ -158,7 +158,7 @@ def survey(model: LoadedModel, texts: Iterable[str | tuple[str, str]]) -> Patter
     num_texts = num_truncated = 0
     for chunk in chunks(each_text(texts, pairs=True), lambda text: sum(map(len, text))):
         sequences, truncated = _sequences(model, chunk)
-        num_texts += len(sequences.token_ids)
+        num_texts += len(sequences.lengths)
         num_truncated += truncated
         for indices, outputs in model.runner.run(step, sequences):
             # After those of the texts are those of padding.
@@ -186,9 +186,8 @@ def _sequences(model: LoadedModel, texts: Sequence[str | tuple[str, str]]) -> tu
         sequence, second_start = build_sequence(kept, model.tokenizer, config)
         token_ids.append(sequence)
         second_starts.append(second_start)
-    sequences = sequences_of(model, token_ids, second_starts)
-    columns = {"second_start": np.array(second_starts, np.int32)}
-    return dataclasses.replace(sequences, columns=columns), num_truncated
+    column = np.array(second_starts, np.int32)
+    return sequences_of(model, token_ids, second_starts, second_start=column), num_truncated
 
 
 class _PatternSums:

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.batches import buckets
-from bert_jax.batches.buckets import FILL, NO_LABEL, Batcher, BucketedBatches, Features
+from bert_jax.batches.buckets import NO_LABEL, Batcher, BucketedBatches, Features
+from bert_jax.batches.token_sequences import FILL
 
 
 def features_of(sizes, choices=1, per_token=False) -> Features:

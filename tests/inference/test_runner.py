@@ -5,29 +5,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.batches.buckets import FILL
+from bert_jax.batches.token_sequences import FILL, TokenSequences
 from bert_jax.inference import runner
 from bert_jax.inference.runner import Runner, Sequences, chunks, padded_length, run_batches
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=50)
 
 
-def sequences_of(sizes, **more) -> Sequences:
+def sequences_of(sizes, num_types=2, **columns) -> Sequences:
     """Sequences whose tokens tell their index."""
-    fields = {
-        "token_ids": [np.full(size, 10 + index) for index, size in enumerate(sizes)],
-        "lengths": np.array(sizes, np.int64),
-        "second_starts": [size // 2 for size in sizes],
-        "pad_id": 0,
-        "num_types": 2,
-        "max_length": 64,
-    }
-    return Sequences(**{**fields, **more})
+    token_ids = [np.full(size, 10 + index) for index, size in enumerate(sizes)]
+    second_starts = [size // 2 for size in sizes]
+    sequences = TokenSequences(token_ids, second_starts, pad_id=0, num_types=num_types)
+    return Sequences(sequences, 64, **columns)
 
 
 def test_a_batch_by_hand():
-    columns = {"number": np.array([5, 6, 7])}
-    batch = sequences_of([3, 2, 4], columns=columns).batch(np.array([2, 0, FILL]), 5)
+    sequences = sequences_of([3, 2, 4], number=np.array([5, 6, 7]))
+    batch = sequences.batch(np.array([2, 0, FILL]), 5)
     assert batch["input_ids"].tolist() == [[12, 12, 12, 12, 0], [10, 10, 10, 0, 0], [0] * 5]
     assert batch["token_type_ids"].tolist() == [[0, 0, 1, 1, 0], [0, 1, 1, 0, 0], [0] * 5]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 0, 0], [0] * 5]

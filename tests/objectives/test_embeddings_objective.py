@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from helpers import FakeTokenizer, model_config
 
-from bert_jax.batches.buckets import FILL, Batcher, Features, balance
+from bert_jax.batches.buckets import Batcher, Features, balance
+from bert_jax.batches.token_sequences import FILL
 from bert_jax.config import EmbeddingConfig, OptimizerConfig, ParallelConfig
 from bert_jax.config.schedule import make_rate_schedule
 from bert_jax.config.settings import as_variant

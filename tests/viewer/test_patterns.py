@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bert_jax import Patterns, UserError, console
-from bert_jax.batches.buckets import FILL
+from bert_jax.batches.token_sequences import FILL
 from bert_jax.inference.tokenization import sequences_of
 from bert_jax.viewer import patterns
 

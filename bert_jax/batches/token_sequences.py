@@ -1,0 +1,114 @@
+"""Sequences of token ids in memory, and the arrays that a model reads of them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+FILL = -1  # the index of a sequence or an example of padding alone, which no loss or score counts
+
+
+class Ragged:
+    """Arrays of different lengths, stored one after the other."""
+
+    def __init__(self, arrays: Sequence[Sequence[int] | np.ndarray]):
+        self.sizes = np.array([len(array) for array in arrays], np.int64)  # [n]
+        self._starts = np.cumsum(self.sizes) - self.sizes
+        self._values = np.concatenate(arrays) if len(arrays) else np.zeros(0, np.int32)
+
+    def take(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the values of some arrays, [m], and where each is from.
+
+        That is which of `indices` its array has, [m], and its position in the array, [m].
+        """
+        sizes = self.sizes[indices]
+        owners = np.repeat(np.arange(len(indices)), sizes)
+        positions = np.arange(len(owners)) - (np.cumsum(sizes) - sizes)[owners]
+        return self._values[self._starts[indices][owners] + positions], owners, positions
+
+
+class TokenSequences:
+    """Sequences of token ids, each of one text or of two.
+
+    Attributes:
+      lengths: the number of tokens of each sequence, [n].
+    """
+
+    def __init__(
+        self,
+        token_ids: Sequence[Sequence[int] | np.ndarray],
+        second_starts: Sequence[int],
+        *,
+        pad_id: int,
+        num_types: int,
+        roles: Sequence[np.ndarray] = (),
+    ):
+        """Take the token ids of each sequence, with special tokens.
+
+        Args:
+          token_ids: of each sequence, with special tokens.
+          second_starts: of each sequence, where its second text starts; its length without one.
+          pad_id: of the tokenizer.
+          num_types: the number of the model's token types; 1 if it does not tell texts apart.
+          roles: of each token, where tokens have roles, as the model numbers them.
+        """
+        self._token_ids = Ragged(token_ids)
+        self._second_starts = np.array(second_starts, np.int64)
+        self._roles = Ragged(roles) if len(roles) else None
+        self._pad_id, self._num_types = pad_id, num_types
+        self.lengths = self._token_ids.sizes
+
+    def padded(self, indices: np.ndarray, length: int) -> dict[str, np.ndarray]:
+        """Return the sequences of some indices, [B], each padded to `length`.
+
+        That is `input_ids`, `token_type_ids` and `attention_mask`, and where tokens have roles
+        `token_roles`, [B, length] int32.
+        """
+        rows, starts = np.arange(len(indices)), np.zeros(len(indices), np.int64)
+        return self._arrays(indices, rows, starts, np.ones_like(rows), (len(indices), length))[0]
+
+    def packed(self, indices: np.ndarray, length: int) -> dict[str, np.ndarray]:
+        """Return sequences one after the other, those of a row of `indices`, [B, T], in one.
+
+        To the arrays of `padded` come `position_ids`, [B, length], and `segment_starts`, [B, T];
+        `attention_mask` has the number of the segment of each token, from 1.
+        """
+        sizes = np.where(indices == FILL, 0, self.lengths[indices])
+        starts = np.where(indices == FILL, 0, np.cumsum(sizes, axis=1) - sizes)
+        rows, columns = np.indices(indices.shape)
+        batch, positions = self._arrays(
+            indices.ravel(), rows.ravel(), starts.ravel(), 1 + columns.ravel(), (len(rows), length)
+        )
+        return {**batch, "position_ids": positions, "segment_starts": starts.astype(np.int32)}
+
+    def _arrays(
+        self,
+        indices: np.ndarray,
+        rows: np.ndarray,
+        starts: np.ndarray,
+        segments: np.ndarray,
+        shape: tuple[int, int],
+    ) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Return the arrays of a batch, and the position of each token in its sequence.
+
+        Each sequence is written into its row, from its start on; its tokens have the number of its
+        segment in the mask.
+        """
+        present = indices != FILL
+        indices, rows, starts = indices[present], rows[present], starts[present]
+        tokens, owners, positions = self._token_ids.take(indices)
+        where = rows[owners], starts[owners] + positions
+
+        def write(values: np.ndarray, empty: int = 0) -> np.ndarray:
+            array = np.full(shape, empty, np.int32)
+            array[where] = values
+            return array
+
+        is_second = positions >= self._second_starts[indices][owners]
+        batch = {
+            "input_ids": write(tokens, self._pad_id),
+            "token_type_ids": write(is_second if self._num_types > 1 else np.zeros_like(tokens)),
+            "attention_mask": write(segments[present][owners]),
+        }
+        if self._roles:
+            batch["token_roles"] = write(self._roles.take(indices)[0])
+        return batch, write(positions)
