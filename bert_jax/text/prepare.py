@@ -1,4 +1,4 @@
-"""Write a token store: tokenize text once; a killed run resumes after the last recorded batch."""
+"""Prepare a token store from text, with a tokenizer that is trained on it or given."""
 
 import dataclasses
 import itertools
@@ -6,14 +6,11 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import google_crc32c
-import numpy as np
 
 from bert_jax import console
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
@@ -22,6 +19,7 @@ from bert_jax.storage import checksums, daemon_thread, json_files, locks
 from bert_jax.storage.locks import locked
 from bert_jax.text import store, tokenizer_loading, tokenizer_training
 from bert_jax.text.sources import Shard, Source, check_apart, merge_identities, open_source
+from bert_jax.text.store_writer import Document, StoreWriter
 from bert_jax.text.tokenizer import Tokenizer
 
 DEFAULT_VOCAB_SIZE = 32_000  # of a tokenizer trained where model.vocab_size is 0
@@ -29,8 +27,6 @@ _FORMAT = 1
 _MOST_UNKNOWN = 0.2  # of the characters; little can be learned of such text
 # Large enough to keep all cores busy, small enough to hold several in memory.
 _BATCH_CHARACTERS = 2_000_000
-_EMPTY = {"tokens": 0, "sentences": 8, "documents": 8}  # bytes: the first starts are 0
-_Document = tuple[str, list[str]]  # the split and the sentences
 _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 
 
@@ -179,7 +175,7 @@ def _read_progress(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
 
 def _documents(
     sources: list[Source], eval_fraction: float, chunks: Iterable[int] | None = None
-) -> Iterator[_Document]:
+) -> Iterator[Document]:
     """Yield every document with its split; held-out ones are at even distances in each chunk."""
     source, *held_out = sources
     fraction = 0.0 if held_out else eval_fraction
@@ -193,7 +189,7 @@ def _documents(
         yield "eval", document
 
 
-def _batches(documents: Iterator[_Document]) -> Iterator[list[_Document]]:
+def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
     batch, characters = [], 0
     for split, document in documents:
         batch.append((split, document))
@@ -205,64 +201,47 @@ def _batches(documents: Iterator[_Document]) -> Iterator[list[_Document]]:
         yield batch
 
 
-def _tokenize(
-    sources: list[Source], documents: Iterator[_Document], folder: Path, *, is_whole: bool
-) -> None:
-    """Tokenize the documents that `progress.json` does not record yet, and complete the store."""
-    path = folder / "progress.json"
-    progress = {"documents": 0, "checksums": {}, **store.read_record(path)}
-    progress.pop("failed", None)
-    tokenizer = tokenizer_loading.load(folder / "tokenizer")
-    dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
-    with json_files.refusing_malformed(path, store.REMEDY):
-        progress |= {name: int(progress.get(name, 0)) for name in store.CHARACTERS}
-        batches = _batches(itertools.islice(documents, progress["documents"], None))
-        splits, sums = progress["splits"], progress["checksums"]
-        of_tokenizer = {name: x for name, x in sums.items() if name.startswith("tokenizer/")}
-        checksums.check(folder, of_tokenizer, store.REMEDY)
-        for name in ("train", "eval"):
-            splits[name] = _open_split(folder / name, splits.get(name), dtype)
-            if f"{name}/tokens.bin" not in sums:  # it is new
-                sums |= checksums.of_files(folder, (folder / name).glob("*.bin"))
-    start_time, previous_characters = time.monotonic(), progress[store.CHARACTERS[0]]
-    size, has_warned = sum(source.size for source in sources), False
-    tokenizing = console.working("tokenizing", size, says_end=False)
-    with ThreadPoolExecutor(1) as reader, tokenizing as work:
-        # Tokenizers release the interpreter's lock, so that the next batch is read meanwhile.
+def _read_ahead(batches: Iterator[list[Document]]) -> Iterator[list[Document]]:
+    """Yield batches, of which the next is read meanwhile: tokenizers release the GIL."""
+    with ThreadPoolExecutor(1) as reader:
         next_batch = reader.submit(next, batches, None)
         while batch := next_batch.result():
             next_batch = reader.submit(next, batches, None)
-            sentences = [sentence for _, document in batch for sentence in document]
-            ids = tokenizer.encode_literally(sentences)
-            remaining = iter(ids)
-            tokenized = [(split, [next(remaining) for _ in document]) for split, document in batch]
-            for name, sizes in splits.items():
-                _append(folder / name, sizes, sums, [d for s, d in tokenized if s == name])
-            progress["documents"] += len(batch)
-            counts = sum(map(len, sentences)), _count_unknown(tokenizer, sentences, ids)
-            for name, count in zip(store.CHARACTERS, counts, strict=True):
-                progress[name] += count
-            json_files.write_record(path, progress)
+            yield batch
+
+
+def _tokenize(
+    sources: list[Source], documents: Iterator[Document], folder: Path, *, is_whole: bool
+) -> None:
+    """Tokenize the documents that `progress.json` does not record yet, and complete the store."""
+    writer = StoreWriter(folder)
+    batches = _batches(itertools.islice(documents, writer.num_documents, None))
+    start_time, previous_characters = time.monotonic(), writer.num_characters
+    size, has_warned = sum(source.size for source in sources), False
+    with console.working("tokenizing", size, says_end=False) as work:
+        for batch in _read_ahead(batches):
+            writer.append(batch)
             work.n = sum(source.position for source in sources)
-            share = store.unknown_share(progress)
-            if share > _MOST_UNKNOWN and work.n < size and not has_warned:
+            if writer.unknown_share > _MOST_UNKNOWN and work.n < size and not has_warned:
                 has_warned = True
                 console.warn(
-                    f"{share:.0%} of the first {progress[store.CHARACTERS[0]]:,} characters are "
-                    f"unknown to the {tokenizer.kind} tokenizer; if the others are, too, the text "
-                    "is refused at its end"
+                    f"{writer.unknown_share:.0%} of the first {writer.num_characters:,} characters "
+                    f"are unknown to the {writer.tokenizer.kind} tokenizer; if the others are, "
+                    "too, the text is refused at its end"
                 )
-    source, num_documents = sources[0], progress.pop("documents")
+    source = sources[0]
     if is_whole:
         held_out = sources[1].name if len(sources) > 1 else ""
-        check_text(progress, source.name, tokenizer.kind, held_out)
-    json_files.write_record(folder / "store.json", {**progress, "vocab_size": tokenizer.vocab_size})
-    path.unlink()
+        check_text(writer.complete_record(), source.name, writer.tokenizer.kind, held_out)
+    writer.finish()
     seconds = time.monotonic() - start_time
-    characters = progress[store.CHARACTERS[0]] - previous_characters
-    sizes = console.counted(num_documents, "document"), console.counted(characters, "character")
+    characters = writer.num_characters - previous_characters
+    counts = (
+        console.counted(writer.num_documents, "document"),
+        console.counted(characters, "character"),
+    )
     speed = f" in {seconds:.1f} s ({characters / seconds:,.0f} a second)" if seconds >= 1 else ""
-    console.show(f"prepared {source.name} ({source.form}): {', '.join(sizes)}{speed}")
+    console.show(f"prepared {source.name} ({source.form}): {', '.join(counts)}{speed}")
 
 
 def check_text(record: Mapping[str, Any], name: str, kind: str, held_out: str = "") -> None:
@@ -295,52 +274,3 @@ def check_text(record: Mapping[str, Any], name: str, kind: str, held_out: str = 
             f"{share:.0%} of {name} is unknown to the {kind} tokenizer; {store.UNKNOWN_REMEDY}, "
             "or --config=letters for sequences of letters"
         )
-
-
-def _count_unknown(tokenizer: Tokenizer, sentences: list[str], ids: Sequence[Any]) -> int:
-    """Return how many characters of sentences have become the unknown token."""
-    positions = np.flatnonzero(np.concatenate(ids) == tokenizer.unk_id)
-    with_unknown = np.searchsorted(np.cumsum([len(tokens) for tokens in ids]), positions, "right")
-    unknown = 0
-    for index in map(int, np.unique(with_unknown)):
-        spans = zip(*tokenizer.encode_with_offsets(sentences[index]), strict=True)
-        unknown += sum(end - start for i, (start, end) in spans if i == tokenizer.unk_id)
-    return unknown
-
-
-def _open_split(folder: Path, sizes: dict[str, Any] | None, dtype: str) -> dict[str, Any]:
-    """Return the size of each file of a split, without what was written but not recorded."""
-    folder.mkdir(exist_ok=True)
-    for name in store.FILES:
-        path = folder / f"{name}.bin"
-        if sizes is None:
-            path.write_bytes(bytes(_EMPTY[name]))
-        elif not path.exists() or path.stat().st_size < sizes[name]:
-            raise UserError(f"{path} is shorter than progress.json records; {store.REMEDY}")
-        else:
-            os.truncate(path, sizes[name])
-    return {**(sizes or _EMPTY), "dtype": dtype}
-
-
-def _append(
-    folder: Path, sizes: dict[str, Any], sums: dict[str, int], documents: list[list[Any]]
-) -> None:
-    """Append documents of sentences of token ids, without the empty ones; update sizes and sums."""
-    documents = [kept for d in documents if (kept := [s for s in d if len(s)])]
-    if not documents:
-        return
-    sentences = [sentence for document in documents for sentence in document]
-    tokens = np.concatenate(sentences).astype(sizes["dtype"])
-    num_tokens, num_sentences = sizes["tokens"] // tokens.itemsize, sizes["sentences"] // 8 - 1
-    arrays = {
-        "tokens": tokens,
-        "sentences": num_tokens + np.cumsum([len(s) for s in sentences], dtype=np.int64),
-        "documents": num_sentences + np.cumsum([len(d) for d in documents], dtype=np.int64),
-    }
-    for name, array in arrays.items():
-        data, path = array.tobytes(), folder / f"{name}.bin"
-        with path.open("ab") as file:
-            file.write(data)
-        sizes[name] += len(data)
-        key = f"{folder.name}/{path.name}"
-        sums[key] = google_crc32c.extend(sums[key], data)

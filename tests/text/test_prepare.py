@@ -26,6 +26,7 @@ from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.storage.locks import locked
 from bert_jax.text import prepare as prepare_lib
+from bert_jax.text import store_writer
 from bert_jax.text.mixture import read, resolve_vocab_size
 from bert_jax.text.prepare import DEFAULT_VOCAB_SIZE, prepare
 from bert_jax.text.store import open_store
@@ -104,13 +105,13 @@ def test_resumes_where_it_was_interrupted(data, tmp_path, monkeypatch, after):
     if after > 1:
         with tokens.open("ab") as file:
             file.write(b"what was not recorded")
-    append, encoded = prepare_lib._append, []
+    append, encoded = store_writer._append, []
 
     def counting(folder, sizes, sums, documents):
         encoded.append(len(documents))
         append(folder, sizes, sums, documents)
 
-    monkeypatch.setattr(prepare_lib, "_append", counting)
+    monkeypatch.setattr(store_writer, "_append", counting)
     prepare(data, TOKENIZER, VOCAB_SIZE, folder)
     assert after < FIRST_BATCH or sum(encoded) < 60
     assert_same_files(tmp_path / "uninterrupted", folder)
@@ -141,9 +142,9 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
-from bert_jax.text import prepare
+from bert_jax.text import prepare, store_writer
 
-append, calls = prepare._append, []
+append, calls = store_writer._append, []
 
 def killing(*args):
     append(*args)
@@ -151,7 +152,7 @@ def killing(*args):
     if len(calls) == 5:  # of the third batch, the training text alone
         os.kill(os.getpid(), signal.SIGKILL)
 
-prepare._append, prepare._BATCH_CHARACTERS = killing, 500
+store_writer._append, prepare._BATCH_CHARACTERS = killing, 500
 data = DataConfig(source=sys.argv[1], eval_fraction=0.1)
 prepare.prepare(data, TokenizerConfig(kind="wordpiece"), int(sys.argv[3]), Path(sys.argv[2]))
 """
