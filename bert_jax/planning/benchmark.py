@@ -5,6 +5,7 @@ import math
 import os
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -134,24 +135,20 @@ def take_steps(
     step: Callable[[Any, Any], tuple[Any, Any]], state: Any, batch: Any, steps: int, seconds: float
 ) -> tuple[Any, np.ndarray]:
     """Return the state after steps taken as in training, and the seconds of each."""
-    metrics, times = [], [time.perf_counter()]
-
-    def is_next_ready() -> bool:
-        return all(x.is_ready() for x in jax.tree.leaves(metrics[len(times) - 1]))
+    times, metrics, in_flight = [time.perf_counter()], [], deque()
 
     def wait() -> None:
-        jax.block_until_ready(metrics[len(times) - 1])
+        jax.block_until_ready(in_flight.popleft())
         times.append(time.perf_counter())
 
     while len(metrics) < steps and not (metrics and time.perf_counter() - times[0] >= seconds):
         state, metric = step(state, batch)
         metrics.append(metric)
+        in_flight.append(metric)
         # On a CPU the call itself may have taken the step.
-        while len(times) <= len(metrics) and (
-            len(metrics) - len(times) == _IN_FLIGHT - 1 or is_next_ready()
-        ):
+        while in_flight and (len(in_flight) == _IN_FLIGHT or _is_ready(in_flight[0])):
             wait()
-    while len(times) <= len(metrics):
+    while in_flight:
         wait()
     for number, metric in enumerate(jax.device_get(metrics), 1):
         for name, value in metric.items():
@@ -161,6 +158,10 @@ def take_steps(
                     "lower optimizer.learning_rate"
                 )
     return state, np.diff(times)
+
+
+def _is_ready(metric: Any) -> bool:
+    return all(array.is_ready() for array in jax.tree.leaves(metric))
 
 
 def _rates(

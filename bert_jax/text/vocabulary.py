@@ -18,40 +18,42 @@ def spellings(new: Tokenizer, old: Tokenizer) -> list[list[int]]:
     >>> spellings(tokenizer, tokenizer) == [[index] for index in range(tokenizer.vocab_size)]
     True
     """
-    special = {
-        index: [of_old]
-        for index, of_old in zip(
-            (*new.special_ids, new.unk_id), (*old.special_ids, old.unk_id), strict=True
-        )
-    }
+    special = dict(zip((*new.special_ids, new.unk_id), (*old.special_ids, old.unk_id), strict=True))
     ids = {old.id_to_token(index): index for index in range(old.vocab_size)}
-    is_same_kind, found = new.kind == old.kind, [[] for _ in range(new.vocab_size)]
-    starts: dict[int, str] = {}  # texts that start a word, to encode at once
+    spelled: dict[int, Sequence[int]] = {}
+    words = []  # tokens to encode at once
     for index in range(new.vocab_size):
-        name, text = new.id_to_token(index), _text(new, index)
-        tokens: Sequence[int] = []
-        if index in special:
-            tokens = special[index]
-        elif is_same_kind and name in ids:
-            tokens = [ids[name]]
-        elif isinstance(old, ByteLevelTokenizer) and isinstance(new, ByteLevelTokenizer):
-            tokens = old.encode_part(name)
-        elif text and not new.is_continuation[index]:
-            starts[index] = text
-        elif text and isinstance(old, WordPieceTokenizer):
-            tokens = _continuation(text, ids)
-            if not tokens:  # such as punctuation, which is never within a word
-                starts[index] = text
-        elif text:
-            tokens = old.encode_rest(text)
-        found[index] = [int(token) for token in tokens]
-    encoded = old.encode([f" {text}" for text in starts.values()])
-    for index, tokens in zip(starts, encoded, strict=True):
-        found[index] = [int(token) for token in tokens]
-    return [
-        tokens if index in special else [token for token in tokens if token != old.unk_id]
-        for index, tokens in enumerate(found)
-    ]
+        tokens = [] if index in special else _spelling(index, new, old, ids)
+        if tokens is None:
+            words.append(index)
+        else:
+            spelled[index] = tokens
+    encoded = old.encode([f" {_text(new, index)}" for index in words])
+    spelled |= dict(zip(words, encoded, strict=True))
+    known = {
+        index: [int(token) for token in tokens if token != old.unk_id]
+        for index, tokens in spelled.items()
+    }
+    known |= {index: [of_old] for index, of_old in special.items()}
+    return [known[index] for index in range(new.vocab_size)]
+
+
+def _spelling(
+    index: int, new: Tokenizer, old: Tokenizer, ids: dict[str, int]
+) -> Sequence[int] | None:
+    """Return the tokens of `old` that spell a token; None if it is to be encoded as a word."""
+    name, text = new.id_to_token(index), _text(new, index)
+    if new.kind == old.kind and name in ids:
+        return [ids[name]]
+    if isinstance(old, ByteLevelTokenizer) and isinstance(new, ByteLevelTokenizer):
+        return old.encode_part(name)
+    if not text:
+        return []
+    if not new.is_continuation[index]:
+        return None
+    if isinstance(old, WordPieceTokenizer):
+        return _continuation(text, ids) or None  # such as punctuation, which is never within a word
+    return old.encode_rest(text)
 
 
 def _text(tokenizer: Tokenizer, index: int) -> str:
