@@ -76,7 +76,11 @@ class TokenSequences:
         starts = np.where(indices == FILL, 0, np.cumsum(sizes, axis=1) - sizes)
         rows, columns = np.indices(indices.shape)
         batch, positions = self._arrays(
-            indices.ravel(), rows.ravel(), starts.ravel(), 1 + columns.ravel(), (len(rows), length)
+            indices.ravel(),
+            rows.ravel(),
+            starts.ravel(),
+            1 + columns.ravel(),
+            (len(indices), length),
         )
         return {**batch, "position_ids": positions, "segment_starts": starts.astype(np.int32)}
 

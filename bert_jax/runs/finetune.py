@@ -23,7 +23,7 @@ from bert_jax.distributed import mesh as meshes
 from bert_jax.errors import refuse
 from bert_jax.inference.predictions import write_predictions
 from bert_jax.models.heads import TaskModel
-from bert_jax.runs import origin, report
+from bert_jax.runs import origin, report, weights
 from bert_jax.runs import workdir as workdirs
 from bert_jax.runs.learning_rates import find_rate
 from bert_jax.runs.seed import train_seed
@@ -257,7 +257,7 @@ def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
     params = checkpoint.read_params(
         workdir / best["checkpoint"], run.program.setup.abstract_state.params
     )
-    params = origin.copy_params(run.program.setup.abstract_state.params, params)
+    params = weights.copy_params(run.program.setup.abstract_state.params, params)
     untrained = _score_untrained(run)
     rows = comparison(task, run.examples.datasets, results, constant_score, random, untrained)
     scores, truncated = _predict_all(run, params)  # which tunes the task, unlike the baselines
@@ -295,7 +295,7 @@ def _score_untrained(run: Run) -> dict[str, float] | None:
     if not run.task.is_headless:
         return None
     params = run.new_state(run.config.seed).params
-    params = origin.copy_params(params, run.params)
+    params = weights.copy_params(params, run.params)
     return run.evaluate(params)
 
 

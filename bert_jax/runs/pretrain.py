@@ -23,7 +23,7 @@ from bert_jax.distributed import devices, hosts
 from bert_jax.distributed import mesh as meshes
 from bert_jax.objectives import make_objective
 from bert_jax.runs import origin as origins
-from bert_jax.runs import report
+from bert_jax.runs import report, weights
 from bert_jax.runs import workdir as workdirs
 from bert_jax.runs.pretraining_run import Run
 from bert_jax.storage import daemon_thread, mirror, paths
@@ -270,7 +270,7 @@ def _initial_state(run: Run, checkpoints: Checkpoints) -> tuple[int, TrainState]
     positions = None
     if origin.before and not latest:  # of a fork
         positions = origin.before.model.max_position_embeddings
-    return origins.initial_state(
+    return weights.initial_state(
         latest or origin.fork,
         run.new_state,
         run.setup.abstract_state,

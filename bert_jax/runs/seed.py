@@ -10,7 +10,7 @@ from typing import Any
 from bert_jax.batches import loader
 from bert_jax.config import CheckpointConfig
 from bert_jax.distributed import hosts
-from bert_jax.runs import origin
+from bert_jax.runs import weights
 from bert_jax.runs.task_run import Run
 from bert_jax.storage import json_files
 from bert_jax.tasks.base import Task
@@ -41,7 +41,7 @@ def train_seed(
     started = time.monotonic()
     keep = CheckpointConfig(keep=1)
     checkpoints = Checkpoints(folder / "checkpoints", keep, run.tokenizer, rank=task.rank)
-    first, state = origin.initial_state(
+    first, state = weights.initial_state(
         checkpoints.latest_path(),
         partial(run.new_state, seed),
         run.program.setup.abstract_state,

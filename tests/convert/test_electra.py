@@ -15,7 +15,7 @@ from bert_jax.config.settings import as_variant
 from bert_jax.convert import huggingface
 from bert_jax.inference.masked_lm import guesses_by_layer
 from bert_jax.models.electra import ElectraConfig
-from bert_jax.runs import origin
+from bert_jax.runs import origin, weights
 
 
 def electra_of(bert: Bert, **values) -> Bert:
@@ -119,7 +119,7 @@ def test_the_encoder_of_a_bert_starts_a_discriminator(golden):
     config = origin.model_config(golden, wanted, fields)
     assert config.model_type == "electra"
     new = random_bert(config, golden.tokenizer, pairs=False).params
-    copied = origin.copy_params(new, golden.params)
+    copied = weights.copy_params(new, golden.params)
     encoder = {k: v for k, v in golden.params["bert"].items() if k != "pooler"}
     same(copied["bert"], encoder)
     for module in ("generator", "generator_head", "discriminator_head"):

@@ -23,7 +23,7 @@ from bert_jax.config.validation import validate
 from bert_jax.distributed.fsdp import num_batch_shards
 from bert_jax.distributed.mesh import check_divides, check_model, make_mesh
 from bert_jax.objectives.sentence_pairs import BertForPreTraining
-from bert_jax.runs.origin import copy_params
+from bert_jax.runs.weights import copy_params
 from bert_jax.training import checkpoint
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.optimizer import make_optimizer

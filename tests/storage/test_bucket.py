@@ -14,7 +14,7 @@ from training_runs import stop_after, without_speeds
 from bert_jax import UserError, load, pretrain
 from bert_jax.config import TrainConfig
 from bert_jax.errors import TrainingError
-from bert_jax.runs import origin
+from bert_jax.runs import forks
 from bert_jax.runs import pretrain as pretraining
 from bert_jax.runs import workdir as workdirs
 from bert_jax.storage import mirror, paths
@@ -91,7 +91,7 @@ def test_what_is_refused(bucket, tiny_config):
     with pytest.raises(UserError, match="gs://bucket/none does not exist"):
         load("gs://bucket/none")
     with pytest.raises(UserError, match="gs://bucket/none is no workdir with checkpoints"):
-        origin.find_fork("gs://bucket/none@4")
+        forks.find("gs://bucket/none@4")
 
 
 # Of a failed write, Orbax closes the event loop before the other writes end.

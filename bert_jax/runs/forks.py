@@ -1,0 +1,97 @@
+"""Fork a run: continue its state in another workdir, with settings that may differ."""
+
+import copy
+import os
+
+from bert_jax.config import ModelConfig, TrainConfig, settings
+from bert_jax.errors import UserError, refuse
+from bert_jax.objectives import objective_name
+from bert_jax.runs import weights
+from bert_jax.runs import workdir as workdirs
+from bert_jax.runs.workdir import Workdir
+from bert_jax.storage import paths, remote
+from bert_jax.storage.paths import AnyPath
+from bert_jax.training import checkpoint
+
+# Fields of a model that may differ from the run that is forked.
+_FREE = (*weights.COMPUTATION, *weights.DROPOUTS, "initializer_range", "global_rope_theta")
+
+
+def find(fork: str | AnyPath) -> AnyPath:
+    """Return the checkpoint of a run that is meant by RUN, RUN@STEP or its own path."""
+    name, at, step = str(fork).rpartition("@")
+    if not (at and step.isdigit()) or os.path.exists(fork):
+        name, step = str(fork), ""
+    path = paths.as_path(name)
+    with remote.reading(path):
+        if path.name.isdigit() and paths.is_folder(path / "state"):
+            return path
+        found = checkpoint.list_checkpoints(path / "checkpoints")
+    if not found:
+        raise UserError(
+            f"--fork={fork}: {name} is no workdir with checkpoints; give RUN or RUN@STEP, with the "
+            "workdir RUN of pretraining, or --init for weights"
+        )
+    steps = sorted(int(path.name) for path in found)
+    if step and int(step) not in steps:
+        kept = ", ".join(f"{each:,}" for each in steps)
+        raise UserError(f"--fork={fork}: {name} has no such checkpoint; choose of {kept}")
+    return path / "checkpoints" / str(int(step or steps[-1]))
+
+
+def read_config(fork: AnyPath) -> TrainConfig:
+    """Return the config of the checkpoint that a run forks."""
+    values = checkpoint.read_json(fork, "config")
+    config = settings.from_dict(TrainConfig, values, f"{fork}/config")
+    return workdirs.with_own_texts(config, fork.parent.parent)
+
+
+def resolve(
+    config: TrainConfig, fork: AnyPath, saved: TrainConfig, workdir: Workdir
+) -> TrainConfig:
+    """Return the config of a fork, with what it keeps of the run; UserError if it does not fit."""
+    if fork.parent == workdir.checkpoints or workdir.path.resolve() in fork.resolve().parents:
+        raise UserError(f"--fork begins a new run; choose another --workdir than {workdir.path}")
+    config = copy.deepcopy(config)
+    config.model.vocab_size = config.model.vocab_size or saved.model.vocab_size
+    workdirs.keep_begun_stages(config, saved, int(fork.name))
+    if config.data.length_warmup_fraction >= 1:  # 0 drops what is left of it
+        kept = min(config.data.length_warmup_fraction, config.steps - 1)
+        config.data.length_warmup_fraction = float(kept)
+    _check_state(config, fork, saved)
+    return config
+
+
+def _check_state(config: TrainConfig, fork: AnyPath, saved: TrainConfig) -> None:
+    """Refuse a field that changes the meaning of the state, and a run that has nothing to do."""
+    there, here = settings.flatten(saved), settings.flatten(config)
+    for name in there:
+        is_fixed = name.startswith("model.") and name.removeprefix("model.") not in _FREE
+        if not is_fixed and name != "optimizer.name":
+            continue
+        if name == "model.max_position_embeddings" and _fits(saved.model, here[name]):
+            continue
+        refuse(
+            there[name] != here[name],
+            f"--fork={fork} has another state: {name} is {there[name]!r} there and "
+            f"{here[name]!r} here",
+            fix="set the field back, or take the weights alone by --init",
+        )
+    objectives = objective_name(saved), objective_name(config)
+    refuse(
+        objectives[0] != objectives[1],
+        f"--fork={fork} has another state: its objective is {objectives[0]}, and that of this run "
+        f"{objectives[1]}",
+        fix="set data.pairs or objective back, or take the weights alone by --init",
+    )
+    refuse(
+        config.steps <= int(fork.name),
+        f"--fork={fork} has done {int(fork.name):,} steps, and steps is {config.steps:,}",
+        fix="raise it, or fork an earlier one by RUN@STEP",
+    )
+
+
+def _fits(model: ModelConfig, positions: int) -> bool:
+    """Return whether the parameters of a model can be used with another number of positions."""
+    kind, is_longer = model.position_embedding_type, positions >= model.max_position_embeddings
+    return kind in ("rotary", "sinusoidal") or (kind == "absolute" and is_longer)
