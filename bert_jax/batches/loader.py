@@ -103,7 +103,7 @@ class TrainBatches:
         # The number of a batch counts the steps of earlier runs, whose batches may have differed.
         skipped = earlier - max(0, self._counted_from - stage.first_step) * stage.batch_size
         number = step - stage.first_step
-        batch = sequences.batch(number, stage.batch_size, indices, skipped if earlier else 0)
+        batch = sequences.batch(number, stage.batch_size, indices, skipped)
         if sequences.is_full:
             return {name: value for name, value in batch.items() if name != "attention_mask"}
         return batch

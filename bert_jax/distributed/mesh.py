@@ -69,7 +69,7 @@ def check_model(
         if size % parts:
             fix = f"set parallel.{axis} to {math.gcd(size, parts)}"
             if name == "vocab_size":
-                fix = f"set it to {-(-size // parts) * parts}"
+                fix += f", or, in a new model, the size to {-(-size // parts) * parts}"
             raise UserError(
                 f"{owner}{name} {size} is not a multiple of parallel.{axis} {parts}; {fix}"
             )

@@ -100,7 +100,12 @@ class RelativePositions(nn.Module):
         init = truncated_normal(c.initializer_range)
         # Row `longest - 1 + d` embeds the distance d, the query's position minus the key's.
         table = param(self, "embeddings", init, shape, ("position", "hidden"))
-        distances = table[longest - length : longest + length - 1].astype(query.dtype)
+        # Packed texts may together be longer than the table: only texts that do not attend to each
+        # other are so far apart.
+        beyond = max(0, length - longest)
+        table = jnp.pad(table, ((beyond, beyond), (0, 0)), mode="edge")
+        middle = longest - 1 + beyond
+        distances = table[middle - (length - 1) : middle + length].astype(query.dtype)
 
         def scores_by_distance(x: Array, embeddings: Array) -> Array:
             return jnp.einsum("BHLK,RK->BHLR", x, embeddings, preferred_element_type=jnp.float32)

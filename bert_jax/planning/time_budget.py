@@ -80,15 +80,19 @@ def fit(
         )
     evaluated_every, logged_every = -(-steps // _EVALUATIONS), -(-steps // _LOGS)
     console.show(f"minutes    {minutes:g}, which are {steps:,} steps of {1e3 * seconds:,.0f} ms")
-    return dataclasses.replace(
-        config,
-        steps=steps,
-        data=dataclasses.replace(config.data, phases=_rising(config.data.phases, steps)),
-        log_every=logged_every,
-        eval_every=evaluated_every,
-        eval_rows=min(config.eval_rows, max(1, steps * config.data.batch_size // _EVALUATED)),
-        checkpoint=dataclasses.replace(config.checkpoint, every=evaluated_every),
-    )
+    data = dataclasses.replace(config.data, phases=_rising(config.data.phases, steps))
+    config = dataclasses.replace(config, steps=steps, data=data)
+    fitted = {
+        "log_every": logged_every,
+        "eval_every": evaluated_every,
+        "eval_rows": min(config.eval_rows, max(1, steps * config.data.batch_size // _EVALUATED)),
+        "checkpoint.every": evaluated_every,
+    }
+    config.checkpoint = dataclasses.replace(config.checkpoint)
+    for name, value in fitted.items():
+        if name not in kept:
+            settings.assign(config, name, value)
+    return config
 
 
 def _measure(config: TrainConfig) -> tuple[float, float]:

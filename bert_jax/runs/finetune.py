@@ -223,7 +223,7 @@ def _read_examples(
         train=tokenize(config, task, initial.tokenizer, datasets.train),
         held_out={
             name: tokenize(config, task, initial.tokenizer, examples)
-            for name, examples in datasets.evals.items()
+            for name, examples in {**datasets.evals, **datasets.tests}.items()
         },
     )
 
@@ -306,8 +306,7 @@ def _predict_all(run: Run, params: Any) -> tuple[dict[str, dict[str, float]], di
     main_set = next(iter(datasets.evals))
     scores, truncated = {}, {}
     for name, examples in {**datasets.evals, **datasets.tests}.items():
-        batcher = run.examples.held_out.get(name)
-        batcher = batcher or tokenize(run.config, task, run.tokenizer, examples)
+        batcher = run.examples.held_out[name]
         truncated[name] = batcher.features.truncated
         predictions, scores[name] = run.predict(params, examples, batcher)
         del scores[name]["sequences_per_second"]

@@ -206,6 +206,6 @@ def tokenize(
         unusable and len(unusable) == len(examples),
         f"none of {console.counted(len(examples), 'example')} has a label that can be used; the "
         f"first: {''.join(unusable[:1])}",
-        fix="mend the labels",
+        fix="correct the labels",
     )
     return make_batcher(features, tokenizer, model, length)

@@ -16,7 +16,7 @@ from bert_jax import console
 from bert_jax.batches.buckets import NO_LABEL, Features
 from bert_jax.config import DataFiles, ModelConfig
 from bert_jax.console import counted
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, refuse
 from bert_jax.models.heads import TaskModel
 from bert_jax.objectives.labels import LabelsObjective
 from bert_jax.tasks import glue, readers
@@ -122,6 +122,12 @@ class TextTask(Task):
         encoded = iter(tokenizer.encode([t for group in groups for texts in group for t in texts]))
         features = Features(choices=len(groups[0]) if groups else 1)
         for index, (example, group) in enumerate(zip(examples, groups, strict=True)):
+            refuse(
+                len(group) != features.choices,
+                f"{example.where} has {len(group)} choices, and the first example "
+                f"{features.choices}",
+                fix="give each as many",
+            )
             choices, is_truncated = [], False
             for texts in group:
                 ids = [next(encoded) for _ in texts]
@@ -331,7 +337,7 @@ class Regression(TextTask):
     def read_label(self, label: Any, where: str) -> float:
         value = readers.to_number(label)
         if not abs(value) <= _MAX_VALUE:
-            raise UserError(f"{where}: the label {label!r} is no number; mend it, or the column")
+            raise UserError(f"{where}: the label {label!r} is no number; correct it, or the column")
         return value
 
     def target(self, example: Example) -> float:

@@ -192,8 +192,8 @@ def check_labels(task: Task, examples: Sequence[Example]) -> None:
             spelled = ", but for how Unicode composes its characters" if alike else ""
             raise UserError(
                 f"{task.label_place(example, unknown)}: the label {label!r} is none of those of "
-                f"the training data, or of the head: {', '.join(task.labels[:20])}{spelled}; mend "
-                "it, or give all in task.labels, and --config.new_head=True beside a head"
+                f"the training data, or of the head: {', '.join(task.labels[:20])}{spelled}; "
+                "correct it, or give all in task.labels, and --config.new_head=True beside a head"
             )
 
 

@@ -254,7 +254,7 @@ class Embedding(Retrieval):
         if self.config.embedding.loss == "cosine" and not -1 <= score <= 1:
             score, needs = math.nan, "is no cosine, from -1 to 1; divide it, or use loss=cosent"
         if not math.isfinite(score):
-            raise UserError(f"{where}: the score {value!r} {needs}; mend it, or the column")
+            raise UserError(f"{where}: the score {value!r} {needs}; correct it, or the column")
         return score
 
     def features(

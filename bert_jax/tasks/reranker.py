@@ -37,6 +37,8 @@ _ACTIVATIONS = {
 _FIRST = ()  # the label where a file has none: the first passage is relevant
 _MAX_GROUP = 32  # passages of a query that are scored at once; of more, each alone
 _LISTED = 10  # passages of a query in the file of predictions
+# Of the order of equal scores; another than the seed of `passages`, whose order it would undo.
+_TIES_SEED = 1
 
 
 @dataclasses.dataclass(slots=True)
@@ -245,6 +247,7 @@ class Reranker(Task):
         for index, example in enumerate(examples):
             queries[example.texts[0]].append(index)
         rankings, relevance, losses = [], [], []
+        draw = np.random.default_rng(_TIES_SEED)
         for own in queries.values():
             logits = np.concatenate([predictions[index] for index in own])
             labels = [examples[index].label[: len(predictions[index])] for index in own]
@@ -252,7 +255,7 @@ class Reranker(Task):
             losses += self._losses(logits, np.concatenate(labels))
             grades = np.concatenate([*labels, *missed])
             if grades.any():  # no order is better where nothing is relevant
-                rankings.append(np.argsort(-logits, kind="stable"))
+                rankings.append(_ranking(logits, draw))
                 relevance.append(dict(enumerate(grades.tolist())))
         # The loss over all candidates of a query, which are in several features.
         means = {"loss": float(np.mean(losses))} if losses else {}
@@ -282,7 +285,6 @@ class Reranker(Task):
         return {"BM25": {name: scores[name] for name in self.known_metrics}}
 
     def constant_score(self, examples: Sequence[Example]) -> float:
-        # With equal scores the order is that of the candidates, which is random.
         constant = [np.zeros(len(example.texts) - 1) for example in examples]
         return self.mean_score(self.score(examples, constant))
 
@@ -354,3 +356,12 @@ class Reranker(Task):
                 return {"activation": activation}
         both = " and ".join(_ACTIVATIONS.values())
         raise UserError(f"{where} has the activation {str(name)[:80]!r}; only {both} are read")
+
+
+def _ranking(logits: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    """Return the order of passages by their logits; equal ones are in a random order.
+
+    In training groups, and in many files, the relevant passage is the first.
+    """
+    order = draw.permutation(len(logits))
+    return order[np.argsort(-logits[order], kind="stable")]

@@ -218,7 +218,12 @@ class TfdsSource(Source):
 
     def identity(self) -> dict[str, Any]:
         dataset, split = self._rows.dataset_info.full_name, self.name.partition("@")[2]
-        return {"tfds": dataset, "split": split, "rows": self.size}
+        return {
+            "tfds": dataset,
+            "split": split,
+            "rows": self.size,
+            "text_field": self._text_field,
+        }
 
     def texts(self, chunk: int = 0) -> Iterator[list[str]]:
         for record in records.read_dataset(self.name, self._rows):

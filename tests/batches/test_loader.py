@@ -151,6 +151,10 @@ def test_a_fork_to_another_text_counts_from_its_own_step(corpus):
     for name, value in whole.progress(40).items():
         assert forked.progress(40)[name] == pytest.approx(value - whole.progress(20)[name])
     assert_same_arrays(forked[35], whole[35])
+    # A fork of the fork reads on in that text.
+    read = ReadBefore(20).until(25, stages)
+    again = loader.TrainBatches(corpus, stages, run.data, run.seed, read_before=read)
+    assert_same_arrays(again[26], forked[26])
 
 
 @pytest.mark.parametrize("pairs", ["none", "nsp"])

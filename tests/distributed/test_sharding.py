@@ -130,7 +130,7 @@ def test_a_device_holds_its_shard(name):
         ({"zero": 2}, {}, ["parallel.zero is 2"]),
         ({"mode": "pmap", "fsdp": 2}, {}, ["parallel.mode pmap keeps all parameters"]),
         ({"tensor": 8}, {"num_attention_heads": 4}, ["num_attention_heads 4 is not a multiple"]),
-        ({"tensor": 8}, {"vocab_size": 100}, ["vocab_size 100", "set it to 104"]),
+        ({"tensor": 8}, {"vocab_size": 100}, ["vocab_size 100", "tensor to 4", "to 104"]),
         ({"tensor": 8}, {"intermediate_size": 20}, ["intermediate_size 20", "tensor to 4"]),
         ({"fsdp": 8}, {"hidden_size": 12, "num_attention_heads": 2}, ["parallel.fsdp to 4"]),
     ],

@@ -58,6 +58,11 @@ def test_what_the_user_has_set_is_kept_and_time_may_be_too_short(config, monkeyp
     use_speed(monkeypatch, 1e4)
     fitted = time_budget.fit(config, 1.0, keeps_size=True, keeps_batch=True)
     assert (fitted.model, fitted.data) == (config.model, config.data)
+    config.checkpoint.every, config.log_every = 5, 7
+    names = ["checkpoint.every", "log_every"]
+    fitted = time_budget.fit(config, 1.0, keeps_size=True, keeps_batch=True, kept=names)
+    assert (fitted.checkpoint.every, fitted.log_every) == (5, 7)
+    assert fitted.eval_every != 5
     with refused("--minutes=0.1 is too short", "compiling takes 6.0 s"):
         time_budget.fit(config, 0.1, keeps_size=False, keeps_batch=False)
 

@@ -65,6 +65,9 @@ def test_each_choice_is_a_pair_of_context_and_ending(wordpiece):
     assert shorter.sequences[0].tolist() == [*context, 5, 12, 7, 9, 3]
     assert shorter.sequences[1].tolist() == [*context, 5, 12, 10, 5, 3]  # by itself
     assert shorter.truncated == 1
+    fewer = Example(None, "a:3", texts[:3], "0")
+    with refused("a:3 has 1 choices, and the first example 2; give each as many"):
+        task("0", "1").features([*examples, fewer], wordpiece, MODEL, 16)
 
 
 def test_a_number_of_pandas_is_a_choice():

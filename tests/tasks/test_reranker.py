@@ -222,6 +222,11 @@ def test_scores_of_a_query_whose_passages_are_in_several_examples():
     assert scores["ndcg@10"] == pytest.approx((first + 1) / 2)
     assert scores["mrr@10"] == pytest.approx((1 / 2 + 1) / 2)
     assert scores["map"] == pytest.approx(((1 / 2 + 2 / 3) / 2 + 1) / 2)
+    # Equal logits are no good order, wherever the relevant passage is.
+    first = examples(*((f"q{i}", *"abcd", [1, 0, 0, 0]) for i in range(200)))
+    equal = task().score(first, [np.full(4, 0.5)] * 200)["mrr@10"]
+    assert equal == pytest.approx(np.mean([1, 1 / 2, 1 / 3, 1 / 4]), abs=0.06)
+    assert equal != 0.5
     listwise = -log_softmax([3, 2, 1]) @ [0, 1 / 3, 2 / 3], -log_softmax([0, 1])[1]
     assert scores["loss"] == pytest.approx(np.mean(listwise))
     # A relevant passage that the candidates lack takes part of the best possible score.

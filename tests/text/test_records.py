@@ -195,7 +195,8 @@ def test_tfds_without_tensorflow(dataset):
     assert sorted(documents) == [["Fiancé is red.", "So?"], ["Two."]]
     part = open_source(f"{dataset}:1.0.0@train[1:]", text)
     assert list(part.documents()) == documents[1:]
-    assert part.identity() == {"tfds": "spot_records/1.0.0", "split": "train[1:]", "rows": 1}
+    identity = {"tfds": "spot_records/1.0.0", "split": "train[1:]", "rows": 1}
+    assert part.identity() == {**identity, "text_field": "context"}
     assert "tensorflow" not in sys.modules
     for source, key_words in (
         (dataset, "tfds:spot_records names no split"),

@@ -25,7 +25,7 @@ PLACES = max_pairs(LONG)
 
 
 def objective(**changes) -> SentencePairs:
-    return helpers.objective(LONG, max_position_embeddings=LONG, **changes)
+    return helpers.objective(LONG, **{"max_position_embeddings": LONG, **changes})
 
 
 def prepare(task: SentencePairs, rows, seed: int = 0) -> Batch:
@@ -123,8 +123,11 @@ def encode(task: SentencePairs, weights, rows):
 
 
 @pytest.mark.parametrize("kind", ["sinusoidal", "relative_key", "relative_key_query"])
-def test_other_positions_are_counted_in_each_segment_too(kind):
-    task, alone = objective(position_embedding_type=kind, num_hidden_layers=1), batch(PAIRS)
+@pytest.mark.parametrize("count", [LONG, LENGTH])
+def test_other_positions_are_counted_in_each_segment_too(kind, count):
+    """Also where the model has fewer positions than a packed sequence has tokens."""
+    changes = {"position_embedding_type": kind, "max_position_embeddings": count}
+    task, alone = objective(**changes, num_hidden_layers=1), batch(PAIRS)
     weights = params(task)
     hidden, pooled = encode(task, weights, alone)
     found, found_pooled = encode(task, weights, packed(alone))
