@@ -367,8 +367,9 @@ def load(path: str | AnyPath, *, dtype: Dtype | None = None) -> Bert:
     """Load a checkpoint.
 
     Args:
-      path: a workdir, for its latest checkpoint; one of its checkpoints; a Hugging Face or Google
-        checkpoint directory; or "hf:OWNER/NAME", which is downloaded from the hub.
+      path: a workdir, for its latest checkpoint or the best of a fine-tuning; one of its
+        checkpoints; a Hugging Face or Google checkpoint directory; or "hf:OWNER/NAME", which is
+        downloaded from the hub.
       dtype: of activations and matmuls; "auto" is bfloat16 where the device has it. None is that of
         training, and float32 for a Hugging Face or Google checkpoint. Parameters stay float32.
 
@@ -386,7 +387,7 @@ class Index(TextIndex):
 
     Attributes:
       vectors: [N, D] float16 of unit length, memory-mapped; or as `retrieval.vectors` has them.
-      num_truncated: how many of the texts are longer than the model's positions.
+      num_truncated: how many of the texts are longer than what the model reads.
 
     >>> folder, bert = getfixture("tmp_path"), getfixture("tiny_bert")
     >>> texts = ["The river bank.", "A model reads."]

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         loader += ".from_pretrained"
     print(f"{name}; load it with {loader}({path!r})")
     if is_name:
-        print(f"uploaded to {hub.address(path)}; its README.md lacks a license and a language")
+        print(f"uploaded to {hub.address(path)}; add a license and a language to its README.md")
     if exported.dropped:
         print(f"dropped, as {name} has no place for them: {', '.join(exported.dropped)}")
     if exported.newly_initialized:

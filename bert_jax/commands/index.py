@@ -35,5 +35,5 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     of = f"{counted(len(index), 'text')} of {counted(len(args.files), 'file')}"
     print(f'{args.output}: {of}; to search: bert-jax search {quoted(args.output)} "a question"')
     if index.num_truncated:
-        note = "of them are longer than the model's positions and were truncated"
+        note = "of them are longer than what the model reads and were truncated"
         print(f"{index.num_truncated:,} {note}")

@@ -1,7 +1,10 @@
 """Recipes: Python files whose `get_config()` returns a config, found by name."""
 
+import contextlib
 import os
 import runpy
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -38,8 +41,9 @@ def recipe(name: str, kind: type = object) -> Any:
     if path.suffix == ".json":
         raise UserError(f"{path} is no recipe, which is a Python file; name one, such as tiny")
     try:
-        get_config = runpy.run_path(str(path))["get_config"]
-        config = get_config(argument) if argument else get_config()
+        with _imports_beside(path):
+            get_config = runpy.run_path(str(path))["get_config"]
+            config = get_config(argument) if argument else get_config()
     except UserError:
         raise
     except (Exception, SystemExit) as error:  # whatever the recipe's own Python raises
@@ -51,6 +55,17 @@ def recipe(name: str, kind: type = object) -> Any:
         remedy = f"it is a recipe of {what}; choose another" if what else "correct it"
         raise UserError(f"recipe {path}: get_config() returns no {kind.__name__}; {remedy}")
     return config
+
+
+@contextlib.contextmanager
+def _imports_beside(path: Path) -> Iterator[None]:
+    """Let a recipe import files that are in its folder, such as an encoder of the user's own."""
+    folder = str(path.absolute().parent)
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
 
 
 def find(name: str) -> tuple[Path, str]:

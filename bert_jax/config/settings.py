@@ -274,6 +274,8 @@ def override(config: Any, name: str, text: str | None) -> None:
         if not text:
             raise UserError(f"--config.{name} is empty; give a value, or {_EMPTY} for no value")
         text = ""
+    if typing.get_origin(hint) is tuple and text == _EMPTY:
+        text = "()"
     try:
         value = _from_json(hint, _parse(hint, text), f"--config.{name}")
     except (ValueError, KeyError, SyntaxError, TypeError) as error:

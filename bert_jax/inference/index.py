@@ -99,7 +99,7 @@ class TextIndex:
         """Embed texts, and write the index, all of it or nothing.
 
         Args:
-          bert: the model, or its checkpoint. Texts that exceed its positions are truncated, and
+          bert: the model, or its checkpoint. Texts longer than what it reads are truncated, and
             counted.
           files: with a text a line, or .tsv, .csv, .jsonl or .parquet with one in `column`; but for
             the last, plain, .gz or .xz. Empty lines and fields are skipped. "builtin": the
@@ -191,7 +191,7 @@ class TextIndex:
         """Return the texts whose embeddings are nearest to that of a query, the nearest first.
 
         Args:
-          query: one query or several. What exceeds the model's positions is truncated, with a
+          query: one query or several. What exceeds what the model reads is truncated, with a
             warning.
           top_k: hits of each query; all texts where there are fewer.
           reranker: a model that reads a query and a text together, or its checkpoint. It ranks the
@@ -227,7 +227,7 @@ class TextIndex:
         """Return the embeddings of queries, [Q, D] float32 of unit length.
 
         Of late interaction and of sparse vectors, a list of what each query becomes. What exceeds
-        the model's positions is truncated, with a warning.
+        what the model reads is truncated, with a warning.
 
         Raises:
           UserError: a query is empty, or the index is of another model.

@@ -9,18 +9,19 @@ from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.objectives.replaced_tokens import ReplacedTokens
 from bert_jax.objectives.sentence_pairs import SentencePairs
 
-# By the name in `TrainConfig.objective`. Of "auto" the first one that is the default of a config.
+# By the name in `TrainConfig.objective`. Of "auto" the last one that is the default of a config, so
+# that one of the user's own is asked before those of the package.
 OBJECTIVES: dict[str, type[Pretraining]] = {
-    "replaced_tokens": ReplacedTokens,
-    "sentence_pairs": SentencePairs,
     "masked_lm": MaskedLM,
+    "sentence_pairs": SentencePairs,
+    "replaced_tokens": ReplacedTokens,
 }
 
 
 def objective_name(config: TrainConfig) -> str:
     """Return the name of the objective that a config names, or that is its default."""
     if config.objective == "auto":
-        return next(name for name, kind in OBJECTIVES.items() if kind.is_default(config))
+        return next(name for name in reversed(OBJECTIVES) if OBJECTIVES[name].is_default(config))
     if config.objective not in OBJECTIVES:
         raise UserError(
             f"objective is {config.objective!r}; choose auto or one of {', '.join(OBJECTIVES)}, or "

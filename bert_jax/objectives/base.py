@@ -120,7 +120,8 @@ class Pretraining(Objective):
             if loss is None or baseline is None or step < max(warmup, _PATIENCE):
                 continue
             if loss > baseline - _LEAD:
-                reached = f"the {figure.title} of {loss:.2f} is no better than its baseline"
+                how = "no" if loss >= baseline else "hardly"
+                reached = f"the {figure.title} of {loss:.2f} is {how} better than its baseline"
                 return self._sentence(step, f"{reached}, the {figure.baseline} ({baseline:.2f})")
         return ""
 

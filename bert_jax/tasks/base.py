@@ -81,7 +81,8 @@ class Task(abc.ABC):
     is_headless: ClassVar[bool] = False  # whether an encoder has scores before it is trained for it
     is_ranking_passages: ClassVar[bool] = False  # whether a query and a passage have a "score"
     has_quick_baselines: ClassVar[bool] = False  # shown without `compare`
-    value_form: ClassVar[str]  # what `example_from` takes, for messages
+    # What `example_from` takes, for messages.
+    value_form: ClassVar[str] = "a dict of the columns of the data"
     has_columns: ClassVar[bool] = True  # whether `DataFiles.text` and `label` name what it reads
     has_txt_lines: ClassVar[bool] = True  # whether a .txt to predict has a text on each line
     # The end of the name of the class of `transformers` that the head is exported as, such as
@@ -275,8 +276,10 @@ class Task(abc.ABC):
     def as_line(self, example: Example, result: Mapping[str, Any]) -> str:
         """Return the result of `to_json` for a reader: its probability, what it is, and of what."""
         predicted, texts = next(iter(result.values())), self.shown_text(example)
-        if "probability" not in result:
+        if isinstance(predicted, float):
             return f"{predicted:8.4f}  {texts}"
+        if "probability" not in result:
+            return f"{predicted!s:<16}  {texts}"
         return f"{result['probability'] or 0:6.1%}  {predicted:<16}  {texts}"
 
     def shown_text(self, example: Example) -> str:

@@ -77,7 +77,8 @@ class Writer:
                 self._sinks[_EVENTS] = sinks.TensorBoard(folder, step, config)
             for service in config.log_to if config else ():
                 with self._dropping_on_error(service):
-                    self._sinks[service] = sinks.WeightsAndBiases(folder, self._name, step, config)
+                    make = sinks.SERVICES[service]
+                    self._sinks[service] = make(folder, self._name, step, config)
 
     def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
         """Record the values of a split, "train" or "eval", after `step` steps."""

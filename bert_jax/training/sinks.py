@@ -113,6 +113,9 @@ class WeightsAndBiases(Sink):
         self._run.finish(exit_code=int(not succeeded))
 
 
+SERVICES = {"wandb": WeightsAndBiases}  # by the name in `log_to`, which is that of the package
+
+
 def check(names: Iterable[str]) -> None:
     """Refuse a service whose package is not installed on the host that writes."""
     for name in names if hosts.is_main() else ():

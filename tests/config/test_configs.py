@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import json
+import sys
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -287,6 +288,8 @@ def test_a_tuple_is_set_by_commas_or_as_python(text):
     config = FinetuneConfig()
     override(config, "task.labels", text)
     assert config.task.labels == ("no", "yes")
+    override(config, "task.labels", "none")
+    assert config.task.labels == ()
 
 
 @pytest.mark.parametrize(
@@ -316,6 +319,12 @@ def test_recipes_by_name_and_by_path(tmp_path):
     assert recipe(f"{path}:c") == "config c"
     assert recipe("tiny") == recipe(str(CONFIGS / "tiny.py")) is not recipe("tiny")
     assert recipe("finetune/glue:cola").task.glue == "cola"
+    # It may import a file that is beside it, and leaves the path as it was.
+    before = list(sys.path)
+    (tmp_path / "beside_a_recipe.py").write_text("WORDS = 'words'\n")
+    path.write_text("from beside_a_recipe import WORDS\n\ndef get_config():\n    return WORDS\n")
+    assert recipe(str(path)) == "words"
+    assert sys.path == before
 
 
 @pytest.mark.parametrize(

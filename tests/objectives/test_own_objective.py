@@ -12,7 +12,7 @@ import bert_jax
 from bert_jax import UserError
 from bert_jax.config import ParallelConfig
 from bert_jax.config.schedule import make_schedule
-from bert_jax.objectives import OBJECTIVES, make_objective
+from bert_jax.objectives import OBJECTIVES, make_objective, objective_name
 from bert_jax.planning.costs import model_flops
 from bert_jax.training.metrics import read_records
 
@@ -74,10 +74,21 @@ def test_it_warns_of_a_run_that_learns_nothing(config):
     config.steps = 5000
     objective = make_objective(config)
     baselines = objective.baselines(None, None)
-    text = objective.warning(2000, {"moved_loss": 0.42}, baselines, warmup=10)
-    assert "the Moved loss of 0.42 is no better than its baseline" in text
+    text = objective.warning(2000, {"moved_loss": 0.43}, baselines, warmup=10)
+    assert "the Moved loss of 0.43 is no better than its baseline" in text
+    text = objective.warning(2000, {"moved_loss": 0.35}, baselines, warmup=10)
+    assert "the Moved loss of 0.35 is hardly better than its baseline" in text
     assert not objective.warning(2000, {"moved_loss": 0.2}, baselines, warmup=10)
     assert not objective.warning(500, {"moved_loss": 0.42}, baselines, warmup=10)
+
+
+def test_it_is_asked_first_whether_it_is_the_default(config, monkeypatch):
+    auto = dataclasses.replace(config, objective="auto")
+    assert objective_name(auto) == "sentence_pairs"
+    is_default = classmethod(lambda cls, config: config.steps == auto.steps)
+    monkeypatch.setattr(OBJECTIVES["moved_tokens"], "is_default", is_default)
+    assert objective_name(auto) == "moved_tokens"
+    assert objective_name(dataclasses.replace(auto, steps=auto.steps + 1)) == "sentence_pairs"
 
 
 def test_its_operations_are_those_of_the_encoder(config):

@@ -12,6 +12,7 @@ import bert_jax
 from bert_jax import DataFiles, FinetuneConfig, TaskConfig, UserError
 from bert_jax.config.fields import TASKS
 from bert_jax.tasks import make_task
+from bert_jax.tasks.base import Example, Task
 
 pytestmark = pytest.mark.usefixtures("one_device_throughout")
 
@@ -141,6 +142,12 @@ def test_a_run_and_its_predictions(finished, folder, tmp_path, bert_jax_main):
     printed = bert_jax_main("predict", folder / kind, "--text", "The river bank.")
     assert printed.split() == [*["+".join(predicted["topics"]) or "none"], "The", "river", "bank."]
     assert bert.attention("The river bank.").prediction == predicted
+    with pytest.raises(UserError, match=r"examples\[0\] is 7; give a text"):
+        bert.predict([7])
+    plain = Task.as_line(
+        make_task(bert.task), Example(None, "a:1", ("A text.",)), {"topics": ["x"]}
+    )
+    assert plain == "['x']             A text."
 
 
 @pytest.mark.parametrize("finished", ["wide_topics"], indirect=True)
