@@ -145,7 +145,7 @@ def test_a_run_and_its_predictions(finished, folder, tmp_path, bert_jax_main):
     with pytest.raises(UserError, match=r"examples\[0\] is 7; give a text"):
         bert.predict([7])
     plain = Task.as_line(
-        make_task(bert.task), Example(None, "a:1", ("A text.",)), {"topics": ["x"]}
+        make_task(bert.task), Example(None, "a:1", ("A text.",), None), {"topics": ["x"]}
     )
     assert plain == "['x']             A text."
 
