@@ -20,6 +20,7 @@ from bert_jax.inference.index import TextIndex
 from bert_jax.inference.loading import LoadedModel, load_model
 from bert_jax.inference.masked_lm import Guess, fill_masks
 from bert_jax.inference.predictions import Predictions, predict
+from bert_jax.inference.runner import chunks
 from bert_jax.inference.task_vectors import text_encoder
 from bert_jax.inference.tokenization import check_prompt, text_list, tokenize, warn_truncated
 from bert_jax.models.encoder import EncoderOutput
@@ -27,7 +28,6 @@ from bert_jax.models.heads import TaskModel
 from bert_jax.retrieval.search import normalize
 from bert_jax.storage.paths import AnyPath
 from bert_jax.storage.replacement import replacing
-from bert_jax.tasks import make_task
 from bert_jax.tasks.base import UnknownColumns
 from bert_jax.training import checkpoint
 from bert_jax.viewer.patterns import Patterns, survey
@@ -171,13 +171,13 @@ class Bert(LoadedModel):
         encoder = text_encoder(self, layers, pooling, prompt, batch_size)
         embeddings = []
         with tqdm(total=len(texts), desc="Texts", disable=not show_progress_bar) as bar:
-            for embedding in encoder(texts):
-                embeddings.append(embedding)
-                bar.update()
+            for chunk in chunks(texts):
+                embeddings += encoder.encode_chunk(chunk)
+                bar.update(len(chunk))
         truncated = sum(embedding.is_truncated for embedding in embeddings)
         warn_truncated(truncated, len(texts), encoder.max_length)
         scaled = normalize if normalize_embeddings else np.asarray
-        vectors = [scaled(embedding.vectors) for embedding in embeddings]
+        vectors = [scaled(each.vectors) for each in embeddings]
         if encoder.is_by_token:
             return vectors
         return np.array(vectors, np.float32).reshape(len(texts), encoder.size)
@@ -348,18 +348,7 @@ class Bert(LoadedModel):
                 f"the checkpoint is a probe of {self.model.probe!r}, and no class of transformers "
                 "has such a head; export its encoder with head=none, or fine-tune without a probe"
             )
-        return export(
-            path,
-            config=self.config,
-            params=self.params,
-            tokenizer=self.tokenizer,
-            task=make_task(self.task) if self.task else None,
-            head=head,
-            data=self.data,
-            source=self.source,
-            force=force,
-            private=private,
-        )
+        return export(path, self, head=head, force=force, private=private)
 
 
 @console.working("loading the model", says_end=False)
@@ -367,9 +356,8 @@ def load(path: str | AnyPath, *, dtype: Dtype | None = None) -> Bert:
     """Load a checkpoint.
 
     Args:
-      path: a workdir, for its latest checkpoint or the best of a fine-tuning; one of its
-        checkpoints; a Hugging Face or Google checkpoint directory; or "hf:OWNER/NAME", which is
-        downloaded from the hub.
+      path: a workdir (its latest checkpoint, the best of a fine-tuning), one of its checkpoints, a
+        Hugging Face or Google checkpoint directory, or "hf:OWNER/NAME", downloaded from the hub.
       dtype: of activations and matmuls; "auto" is bfloat16 where the device has it. None is that of
         training, and float32 for a Hugging Face or Google checkpoint. Parameters stay float32.
 

@@ -176,28 +176,6 @@ def take_indices(batch: Batch, process_indices: ProcessIndices) -> Batch:
     return {name: value[process_indices(len(value))] for name, value in batch.items()}
 
 
-def eval_parts(
-    corpus: Corpus,
-    stage: Stage,
-    data: DataConfig,
-    most: int,
-    process_indices: ProcessIndices = np.arange,
-    *,
-    microbatches: int = 1,
-) -> list[tuple[Corpus, Callable[[], Iterator[Batch]]]]:
-    """Return each text with its held-out batches, of an equal share of at most `most` sequences."""
-    share = max(1, most // len(corpus.parts))
-    return [
-        (
-            part,
-            partial(
-                eval_batches, part, stage, data, share, process_indices, microbatches=microbatches
-            ),
-        )
-        for part in corpus.parts
-    ]
-
-
 def eval_batches(
     corpus: Corpus,
     stage: Stage,
@@ -207,14 +185,15 @@ def eval_batches(
     *,
     microbatches: int = 1,
 ) -> Iterator[Batch]:
-    """Yield the held-out sequences, each once and not packed; padding completes the last batch.
+    """Yield held-out sequences, each once and not packed; padding completes the last batch.
 
-    A batch, on which its random pairs depend, comes in microbatches.
+    There are at most `most`, and at least one. A batch, on which its random pairs depend, comes in
+    microbatches.
     """
     size = stage.batch_size
     data = dataclasses.replace(data, packing=False)
     sequences = make_sequences(corpus.eval, corpus.tokenizer, data, stage.max_length, _EVAL_SEED)
-    total = min(sequences.sequences_per_epoch, most)
+    total = min(sequences.sequences_per_epoch, max(1, most))
     count = -(-total // size)
     for number in range(count):
         console.advance(number, count)

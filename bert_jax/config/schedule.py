@@ -115,17 +115,9 @@ def make_schedule(config: TrainConfig) -> Schedule:
     num_warmup = len(stages)
     stages.append(Stage(data.max_length, data.batch_size, data.max_predictions, first_step=warmup))
     for phase in data.phases:
-        stages.append(
-            Stage(
-                max_length=phase.max_length,
-                batch_size=phase.batch_size,
-                max_predictions=phase.max_predictions,
-                mask_fraction=phase.mask_fraction,
-                learning_rate=phase.learning_rate,
-                global_rope_theta=phase.global_rope_theta,
-                first_step=share_of_steps(phase.start, steps),
-            )
-        )
+        fields = dataclasses.asdict(phase)
+        first_step = share_of_steps(fields.pop("start"), steps)
+        stages.append(Stage(**fields, first_step=first_step))
     ends = [*(stage.first_step for stage in stages[1:]), steps]
     resolved = [_resolve(config, stage, end) for stage, end in zip(stages, ends, strict=True)]
     peaks = [(stage.first_step, stage.learning_rate) for stage in resolved[1:]]

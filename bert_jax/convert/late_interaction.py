@@ -13,6 +13,7 @@ import numpy as np
 
 from bert_jax.config import ModelConfig
 from bert_jax.convert import huggingface, module_folders, names
+from bert_jax.convert.exportable import Exportable
 from bert_jax.convert.huggingface import Exported
 from bert_jax.convert.names import Converted
 from bert_jax.errors import UserError, refuse
@@ -154,22 +155,14 @@ def _tokens(values: Mapping[str, Any], file: Path, default: Sequence[str]) -> tu
     return tuple(tokens)
 
 
-def save(
-    config: ModelConfig,
-    params: Mapping[str, Any],
-    tokenizer: Tokenizer,
-    path: Path,
-    *,
-    task: Task,
-    max_length: int,
-) -> Exported:
+def save(model: Exportable, path: Path, task: Task, max_length: int) -> Exported:
     """Write a directory that PyLate and `MultiVectorEncoder` load."""
     own = task.config
     assert isinstance(own, LateInteractionConfig)
-    encoder = {"bert": params["bert"]}
-    exported = huggingface.save(config, encoder, tokenizer, path, head="none")
+    encoder = {"bert": model.params["bert"]}
+    exported = huggingface.save(model.config, encoder, model.tokenizer, path, head="none")
     dense = {
-        "in_features": config.hidden_size,
+        "in_features": model.config.hidden_size,
         "out_features": own.size,
         "bias": False,
         "activation_function": _IDENTITY,
@@ -177,7 +170,7 @@ def save(
     modules = {"Transformer": {}, _DENSE: dense}
     # The names that every version reads.
     folders = module_folders.write(path, modules, prefix="sentence_transformers.models.")
-    kernel = np.asarray(params["dense"]["kernel"]).T
+    kernel = np.asarray(model.params["dense"]["kernel"]).T
     huggingface.write_weights(folders[_DENSE], {_KERNEL: kernel})
     described = {
         "model_type": "ColBERT",

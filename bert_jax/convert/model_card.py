@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TrainConfig, settings
+from bert_jax.config import DataFiles, FinetuneConfig, TrainConfig, settings
 from bert_jax.console import counted
+from bert_jax.convert.exportable import Exportable
 from bert_jax.convert.huggingface import Exported
 from bert_jax.convert.sentence_transformers import LIBRARY
 from bert_jax.objectives import make_objective
 from bert_jax.storage import json_files
 from bert_jax.storage.paths import AnyPath
-from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
 
 _FILES = ("source", "eval_source", "path", "train", "eval", "test")  # fields that name files
@@ -21,20 +21,11 @@ _MAX_LABELS = 20
 _REMEDY = "move it away"  # what to do with damaged results
 
 
-def write(
-    folder: Path,
-    *,
-    name: str,
-    exported: Exported,
-    config: ModelConfig,
-    tokenizer: Tokenizer,
-    data: DataFiles,
-    source: str | AnyPath | None,
-    max_length: int,
-) -> None:
-    """Write the card of a model that was exported to a folder from a checkpoint, `source`."""
+def write(folder: Path, name: str, model: Exportable, exported: Exported, max_length: int) -> None:
+    """Write the card of a model that was exported to a folder."""
     from huggingface_hub import ModelCard, ModelCardData
 
+    config, tokenizer, data, source = model.config, model.tokenizer, model.data, model.source
     run, results, path = _records(source)
     origin = str(results.get("init") or (source if isinstance(source, str) else ""))
     task, guesses = exported.task, exported.architecture.endswith(_GUESSES)

@@ -11,6 +11,7 @@ import numpy as np
 
 from bert_jax.config import EmbeddingConfig, ModelConfig
 from bert_jax.convert import huggingface, late_interaction, module_folders, names, splade
+from bert_jax.convert.exportable import Exportable
 from bert_jax.convert.huggingface import Exported
 from bert_jax.convert.names import Converted
 from bert_jax.errors import UserError
@@ -150,15 +151,7 @@ def _read_prompts(path: Path, *, is_unit: bool) -> dict[str, str]:
     return {"query_prompt": read["query"], "passage_prompt": read[passage]}
 
 
-def save(
-    config: ModelConfig,
-    params: Mapping[str, Any],
-    tokenizer: Tokenizer,
-    path: Path,
-    *,
-    task: Task,
-    max_length: int,
-) -> Exported:
+def save(model: Exportable, path: Path, task: Task, max_length: int) -> Exported:
     """Write a directory that `sentence-transformers` loads."""
     own = task.config
     if not isinstance(own, EmbeddingTaskConfig):
@@ -166,17 +159,21 @@ def save(
             f"{own.kind} has no form in sentence-transformers; export its encoder, with head='none'"
         )
     embedding = own.embedding
-    encoder = {"bert": params["bert"]}
-    exported = huggingface.save(config, encoder, tokenizer, path, head="none")
+    encoder = {"bert": model.params["bert"]}
+    exported = huggingface.save(model.config, encoder, model.tokenizer, path, head="none")
     size = exported.num_parameters
     modes = {
         f"{_MODE}_{name}": embedding.pooling == _POOLINGS.get(name)
         for name in (*_POOLINGS, *_OTHER_POOLINGS[:1])
     }
-    pooling = {"word_embedding_dimension": config.hidden_size, **modes}
+    pooling = {"word_embedding_dimension": model.config.hidden_size, **modes}
     modules: dict[str, dict[str, Any]] = {"Transformer": {}, "Pooling": pooling}
     if embedding.dense:
-        sizes = {"in_features": config.hidden_size, "out_features": embedding.dense, "bias": True}
+        sizes = {
+            "in_features": model.config.hidden_size,
+            "out_features": embedding.dense,
+            "bias": True,
+        }
         activation = {"activation_function": _ACTIVATIONS[embedding.dense_activation]}
         modules["Dense"] = sizes | activation
     if embedding.normalize:
@@ -184,7 +181,7 @@ def save(
     # The names that every version reads.
     folders = module_folders.write(path, modules, prefix="sentence_transformers.models.")
     if "Dense" in folders:
-        dense = {name: np.asarray(value) for name, value in params["dense"].items()}
+        dense = {name: np.asarray(value) for name, value in model.params["dense"].items()}
         tensors = {"linear.weight": dense["kernel"].T, "linear.bias": dense["bias"]}
         huggingface.write_weights(folders["Dense"], tensors)
         size += sum(x.size for x in tensors.values())

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from bert_jax.config import ModelConfig
 from bert_jax.convert import huggingface, module_folders
+from bert_jax.convert.exportable import Exportable
 from bert_jax.convert.huggingface import Exported
 from bert_jax.convert.names import Converted
 from bert_jax.errors import refuse
@@ -42,17 +42,9 @@ def load(path: Path, folders: Mapping[str, Path]) -> tuple[ModelConfig, Converte
     return config, Converted(params, unused, SparseConfig(), length), tokenizer
 
 
-def save(
-    config: ModelConfig,
-    params: Mapping[str, Any],
-    tokenizer: Tokenizer,
-    path: Path,
-    *,
-    task: Task,
-    max_length: int,
-) -> Exported:
+def save(model: Exportable, path: Path, task: Task, max_length: int) -> Exported:
     """Write a directory that `SparseEncoder` loads."""
-    exported = huggingface.save(config, params, tokenizer, path, head="masked-lm")
+    exported = huggingface.save(model.config, model.params, model.tokenizer, path, head="masked-lm")
     pooling = {**_POOLING, "word_embedding_dimension": None}
     module_folders.write(path, {"MLMTransformer": {}, "SpladePooling": pooling}, prefix=_TYPE)
     described = {"model_type": "SparseEncoder", "prompts": {}, "similarity_fn_name": "dot"}

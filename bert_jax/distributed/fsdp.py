@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from bert_jax.models.layers import parameter_reader
 from bert_jax.models.target import Kernel, Target, traced_for
 
 BATCH_AXES = ("data", "fsdp")  # the mesh axes over which the sequences of a batch are split
@@ -100,8 +99,8 @@ class MeshCollectives(Collectives):
                 return function(params, rng, batch)
 
         def run_shard(params: Any, rng: Any, batch: Any) -> Any:
-            reader = _read_parameter if self._params_are_split else None
-            with parameter_reader(reader), traced_for(target):
+            read = _read_parameter if self._params_are_split else None
+            with traced_for(dataclasses.replace(target, read_parameter=read)):
                 return function(params, rng, batch)
 
         if not self.axes:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
@@ -15,7 +15,7 @@ from tokenizers import Regex, pre_tokenizers
 
 from bert_jax.errors import UserError
 from bert_jax.inference.loading import LoadedModel
-from bert_jax.inference.runner import Arrays, apply, chunks
+from bert_jax.inference.runner import Arrays, apply
 from bert_jax.inference.tokenization import sequences_of, warn_unknown
 from bert_jax.models.architecture import make_encoder
 from bert_jax.models.encoder import Encoder
@@ -112,11 +112,6 @@ class TextEncoder:
             function = functools.partial(_pooled, encoder, layers, pooling)
         name = "embeddings", () if is_own else layers, pooling
         self._step = model.runner.compile(name, function)
-
-    def __call__(self, texts: Iterable[str]) -> Iterator[TextEmbedding]:
-        """Yield the embedding of each text, in order, some thousands at a time."""
-        for chunk in chunks(texts):
-            yield from self.encode_chunk(chunk)
 
     def encode_chunk(self, texts: Sequence[str]) -> list[TextEmbedding]:
         """Return the embedding of each text, all at once."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ from scipy import sparse
 from bert_jax.errors import refuse
 from bert_jax.inference.embeddings import TextEmbedding, TextEncoder
 from bert_jax.inference.loading import LoadedModel
-from bert_jax.inference.runner import chunks
 from bert_jax.inference.tokenization import own_prompt, warn_unknown
 from bert_jax.retrieval.search import check_count
 from bert_jax.tasks import make_task
@@ -32,11 +31,6 @@ class RetrievalEncoder:
         objective = task.objective(model.model)
         function = functools.partial(objective.apply, dropout_key=None)
         self._step = model.runner.compile("task vectors", function)
-
-    def __call__(self, texts: Iterable[str]) -> Iterator[TextEmbedding]:
-        """Yield the vectors of each text, in order, some thousands at a time."""
-        for chunk in chunks(texts):
-            yield from self.encode_chunk(chunk)
 
     def encode_chunk(self, texts: Sequence[str]) -> list[TextEmbedding]:
         """Return the vectors of each text, all at once; sparse ones with their zeros, [V]."""

@@ -3,10 +3,8 @@
 Shape letters are those of `models.bert`.
 """
 
-import contextlib
-import contextvars
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -82,20 +80,6 @@ GATED_ACTIVATIONS = {
 # sequence of padding alone is no NaN.
 MASKED_SCORE = -10000.0
 
-# (value, logical axes, dtype of use) -> value; see `parameter_reader`.
-Reader = Callable[[Array, tuple[str, ...], str], Array]
-_READER: contextvars.ContextVar[Reader | None] = contextvars.ContextVar("reader", default=None)
-
-
-@contextlib.contextmanager
-def parameter_reader(reader: Reader | None) -> Iterator[None]:
-    """Pass every parameter that a module reads through `reader`: so FSDP all-gathers it."""
-    token = _READER.set(reader)
-    try:
-        yield
-    finally:
-        _READER.reset(token)
-
 
 def param(
     module: nn.Module,
@@ -107,13 +91,13 @@ def param(
 ) -> Array:
     """Declare or read a float32 parameter, with a logical name for each axis.
 
-    Every parameter goes through this function; `distributed.fsdp` maps the axes to the mesh. A
-    reader may round the value to `dtype`, in which it is used: a use that does not cast the value
-    calls `round_to_dtype`.
+    Every parameter goes through this function; `distributed.fsdp` maps the axes to the mesh. The
+    target's `read_parameter` may round the value to `dtype`, in which it is used: a use that does
+    not cast the value calls `round_to_dtype`.
     """
-    reader = _READER.get()
-    if reader and not module.is_initializing():
-        return reader(module.get_variable("params", name), axes, dtype)
+    read = target().read_parameter
+    if read and not module.is_initializing():
+        return read(module.get_variable("params", name), axes, dtype)
     init = nn.with_logical_partitioning(init, axes)
     return module.param(name, init, shape, jnp.float32)
 

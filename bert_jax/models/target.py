@@ -9,6 +9,8 @@ import jax
 from jaxtyping import Array
 
 Kernel = Callable[..., Array]
+# (value, logical axes, dtype of use) -> value
+Reader = Callable[[Array, tuple[str, ...], str], Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,11 +22,14 @@ class Target:
       map_over_heads: from a kernel of queries, keys and values [B, L, D], heads side by side, and
         of an array that all heads need, the kernel that each device runs for its own heads.
       splits_outputs: whether devices share the outputs of a dense layer, by tensor parallelism.
+      read_parameter: what every parameter is passed through that a module reads, by which FSDP
+        all-gathers it.
     """
 
     platform: str
     map_over_heads: Callable[[Kernel], Kernel] = lambda kernel: kernel
     splits_outputs: bool = False
+    read_parameter: Reader | None = None
 
 
 _TARGET: contextvars.ContextVar[Target | None] = contextvars.ContextVar("target", default=None)

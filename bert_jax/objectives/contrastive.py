@@ -118,11 +118,11 @@ def dot(queries: Float[Array, "Q I"], passages: Float[Array, "P I"]) -> Float[Ar
 def ranking(
     own: tuple[Float[Array, "N C *any"], Int[Array, "N C"]],
     every: tuple[Float[Array, "G C *any"], Int[Array, "G C"]],
-    *,
     similarity: Similarity,
     temperature: float,
-    symmetric: bool,
+    *,
     block: int,
+    symmetric: bool = False,
 ) -> tuple[Array, Array]:
     """Return the sum of the cross-entropies, and how many queries have their passage first.
 
@@ -134,8 +134,8 @@ def ranking(
       every: the same of all devices.
       similarity: the scores of queries and passages.
       temperature: what the scores are divided by.
-      symmetric: whether each passage must find its query too.
       block: queries whose scores of every passage are in memory at once.
+      symmetric: whether each passage must find its query too.
     """
     all_vectors, all_labels = every
     queries, query_ids = all_vectors[:, 0], all_labels[:, 0]

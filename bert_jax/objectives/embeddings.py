@@ -39,10 +39,10 @@ class EmbeddingObjective(ContrastiveObjective):
                 losses, is_first = ranking(
                     (mine, labels),
                     (others, all_labels),
-                    similarity=dot,
-                    temperature=config.temperature,
-                    symmetric=config.symmetric,
+                    dot,
+                    config.temperature,
                     block=_BLOCK,
+                    symmetric=config.symmetric,
                 )
                 metrics["accuracy"] = WeightedSum(is_first, weight)
                 total += losses

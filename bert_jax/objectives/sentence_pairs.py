@@ -163,7 +163,9 @@ class SentencePairs(MaskedLM):
 
     def baselines(self, corpus: Corpus, stage: Stage) -> dict[str, float]:
         share, config = 0.0, self.config
-        for part, batches in loader.eval_parts(corpus, stage, config.data, config.eval_rows):
-            labels = [x["next_sentence_label"][x["attention_mask"][:, 0] > 0] for x in batches()]
+        most = config.eval_rows // len(corpus.parts)
+        for part in corpus.parts:
+            batches = loader.eval_batches(part, stage, config.data, most)
+            labels = [x["next_sentence_label"][x["attention_mask"][:, 0] > 0] for x in batches]
             share += part.weight * float(np.concatenate(labels).mean())
         return {**super().baselines(corpus, stage), "nsp_accuracy": max(share, 1 - share)}

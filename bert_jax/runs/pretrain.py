@@ -235,16 +235,7 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     results |= {"step": config.steps, "scores": scores, "baselines": baselines, "text": text}
     workdirs.write_results(run.workdir.path, results)
     bert = _trained_bert(run, training.state)
-    report.pretraining_end(
-        scores=scores,
-        baselines=baselines,
-        objective=objective,
-        corpus=corpus,
-        bert=bert,
-        workdir=run.workdir.address,
-        checkpoint=run.last_checkpoint,
-        parts=batches.progress_of_parts(config.steps),
-    )
+    report.pretraining_end(run, batches, scores, baselines, bert)
     return PretrainingResult(scores, baselines, run.last_checkpoint, bert)
 
 
@@ -351,11 +342,17 @@ def _make_stages(run: Run, indices: loader.ProcessIndices) -> list[loop.Stage]:
         in_stage = run.objective.in_stage(stage, corpus.tokenizer)
         train_step = make_train_step(in_stage, setup.optimizer, config.optimizer.microbatches)
         eval_step = compiled(make_eval_step(in_stage), outputs="metrics")
-        parts = config.optimizer.microbatches  # what fits in training
-        eval_parts = loader.eval_parts(
-            corpus, stage, config.data, config.eval_rows, indices, microbatches=parts
+        held_out = partial(
+            loader.eval_batches,
+            stage=stage,
+            data=config.data,
+            most=config.eval_rows // len(corpus.parts),
+            process_indices=indices,
+            microbatches=config.optimizer.microbatches,  # what fits in training
         )
-        evaluate = partial(loop.evaluate, eval_step, eval_parts, run.objective.loss_weights)
+        evaluate = partial(
+            loop.evaluate, eval_step, corpus.parts, held_out, run.objective.loss_weights
+        )
         train_step = compiled(train_step, outputs=("state", "metrics"))
         tokens = stage.batch_size * stage.max_length
         stages.append(loop.Stage(stage.end, stage.batch_size, tokens, train_step, evaluate))

@@ -23,12 +23,10 @@ from bert_jax.distributed import devices
 from bert_jax.distributed.hosts import print_on_main, warn_on_main
 from bert_jax.inference.masked_lm import Guess, fill_masks
 from bert_jax.inference.tokenization import UNKNOWN_TOKENS
-from bert_jax.objectives import Pretraining
 from bert_jax.runs import header
 from bert_jax.runs.origin import Origin
 from bert_jax.runs.pretraining_run import Run as PretrainingRun
 from bert_jax.runs.task_run import Run as TaskRun
-from bert_jax.storage.paths import AnyPath
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.results import as_text, is_worthless, no_better
 from bert_jax.tasks.sequences import longest_sequence
@@ -167,16 +165,14 @@ def initialized_from(name: str, params: Any, source: Any) -> None:
 
 
 def pretraining_end(
+    run: PretrainingRun,
+    batches: TrainBatches,
     scores: Mapping[str, float],
     baselines: Mapping[str, float],
-    objective: Pretraining,
-    corpus: Corpus,
     bert: Bert | None,
-    workdir: AnyPath,
-    checkpoint: AnyPath,
-    parts: Iterable[tuple[Corpus, int, float]] = (),
 ) -> None:
     """Print the held-out scores beside their baselines, some filled masks, and the files."""
+    objective, corpus, workdir = run.objective, run.corpus, run.workdir.address
     print_on_main(f"\n{'held-out text':<18}{'model':>8}{'baseline':>10}", Level.RESULTS)
     for figure in objective.figures:
         score, baseline = scores.get(figure.name), baselines.get(figure.name)
@@ -190,7 +186,7 @@ def pretraining_end(
         )
     main = objective.figures[0]
     rows = [("\nsource", "share", "sequences", "epochs", main.title)]
-    for part, count, epochs in parts:
+    for part, count, epochs in batches.progress_of_parts(run.config.steps):
         numbers = (f"{100 * part.weight:.3g}%", f"{count:,}", header.epochs(epochs).split()[0])
         score = scores.get(f"{main.name}/{part.name}")  # none where nothing was predicted
         rows.append((part.name, *numbers, "-" if score is None else f"{score:.3f}"))
@@ -207,7 +203,7 @@ def pretraining_end(
             print_on_main(f"\n{each.text}\n    [MASK] = {each.listed} (was {each.answer})")
     shown = [each.token_ids for each in examples] or [ids for ids, _ in sentences]
     print_on_main(
-        f"\ncheckpoint {checkpoint}\n"
+        f"\ncheckpoint {run.last_checkpoint}\n"
         f"metrics    {workdir / 'metrics.jsonl'}, {workdir / 'curves.png'}, "
         f"{workdir / 'tensorboard'}",
         Level.RESULTS,

@@ -106,14 +106,7 @@ class LateInteractionObjective(ContrastiveObjective):
 
     def shard_metrics(self, own: Shard, every: Shard) -> Metrics:
         weight = is_example(own[1]).sum(dtype=jnp.float32)
-        losses, is_first = ranking(
-            own,
-            every,
-            similarity=max_similarity,
-            temperature=self.temperature,
-            symmetric=False,
-            block=_BLOCK,
-        )
+        losses, is_first = ranking(own, every, max_similarity, self.temperature, block=_BLOCK)
         return {"loss": WeightedSum(losses, weight), "accuracy": WeightedSum(is_first, weight)}
 
 

@@ -103,14 +103,7 @@ class SparseObjective(ContrastiveObjective):
         all_vectors, all_labels = every
         config, examples = self.sparse, is_example(own[1])
         weight = examples.sum(dtype=jnp.float32)
-        losses, is_first = ranking(
-            own,
-            every,
-            similarity=dot,
-            temperature=config.temperature,
-            symmetric=False,
-            block=_BLOCK,
-        )
+        losses, is_first = ranking(own, every, dot, config.temperature, block=_BLOCK)
         penalty = config.query_penalty * _flops(all_vectors[:, :1], all_labels)
         penalty += config.passage_penalty * _flops(all_vectors[:, 1:], all_labels)
         # Of one penalty for the whole batch, each device has the share of its examples.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
-from bert_jax.text.records import Record, plain_value
+from bert_jax.text.records import Record, class_names, plain_value
 
 TEXTS = "texts.jsonl"  # the file of a workdir with the texts of its run
 
@@ -143,14 +143,4 @@ def rows(data: Any, name: str) -> Iterable[Any]:
         return data
     if as_format := getattr(data, "with_format", None):
         data = as_format(None)  # Python's own values
-    return ({key: _named(value, features.get(key)) for key, value in row.items()} for row in data)
-
-
-def _named(value: Any, feature: Any) -> Any:
-    """Return the name of a class, or of each in a list; None for one that is unknown."""
-    if isinstance(value, list):
-        feature = getattr(feature, "feature", None)
-        return [_named(each, feature) for each in value]
-    if not hasattr(feature, "int2str") or value is None:
-        return value
-    return feature.int2str(value) if value >= 0 else None
+    return (class_names(dict(row), features) for row in data)

@@ -316,22 +316,26 @@ def read_dataset(source: str, rows: Any) -> Iterator[Record]:
     for index in range(len(rows)):
         where = f"{source} #{index}"
         try:
-            fields = _named(plain_value(rows[index]), rows.dataset_info.features)
+            fields = class_names(plain_value(rows[index]), rows.dataset_info.features)
         except Exception as error:  # TFDS raises nearly every kind for a file that is damaged
             reason = " ".join(str(error).split()) or repr(error)
             raise UserError(f"{where} cannot be read ({reason}); prepare it again") from error
         yield Record(where, fields, index + 1)
 
 
-def _named(value: Any, feature: Any) -> Any:
-    from tensorflow_datasets import features
+def class_names(value: Any, feature: Any) -> Any:
+    """Return a value with the name of each class in place of its number, None for -1.
 
-    while isinstance(feature, features.Sequence):
+    `feature` describes the value, as a feature of TFDS or of `datasets` does.
+    """
+    while hasattr(feature, "feature"):  # of a sequence
         feature = feature.feature
     if isinstance(value, list):
-        return [_named(item, feature) for item in value]
-    if isinstance(value, dict):  # a sequence of dicts, too, is a dict of sequences in the file
-        return {name: _named(item, feature[name]) for name, item in value.items()}
-    if isinstance(feature, features.ClassLabel):
-        return None if value < 0 else feature.int2str(value)
-    return value
+        return [class_names(item, feature) for item in value]
+    if isinstance(value, dict) and hasattr(feature, "items"):
+        # A sequence of dicts, too, is a dict of sequences in the file of TFDS.
+        known = dict(feature.items())
+        return {name: class_names(item, known.get(name)) for name, item in value.items()}
+    if not hasattr(feature, "int2str") or not isinstance(value, int):
+        return value
+    return None if value < 0 else feature.int2str(value)

@@ -202,20 +202,21 @@ class Training:
 
 def evaluate(
     eval_step: Callable[[Any, Batch], Metrics],
-    parts: Iterable[tuple[Corpus, Callable[[], Iterable[Batch]]]],
+    parts: Iterable[Corpus],
+    held_out: Callable[[Corpus], Iterable[Batch]],
     loss_weights: Mapping[str, float],
     state: TrainState,
 ) -> dict[str, float]:
-    """Return the means over the held-out sequences of each text, averaged by its weight.
+    """Return the means over the `held_out` batches of each text, averaged by its weight.
 
     Also the losses of each text of a mixture, and how many sequences were evaluated a second.
     """
     started, count = time.monotonic(), 0
     sums: Sums = {}
     of_parts: dict[str, float] = {}
-    for part, batches in parts:
+    for part in parts:
         metrics = []
-        for batch in batches():
+        for batch in held_out(part):
             metrics.append(eval_step(state.params, batch))
             # Without those of padding; each host has its share of a batch.
             count += hosts.count() * int((batch["attention_mask"][:, 0] > 0).sum())

@@ -4,6 +4,7 @@ import dataclasses
 import shlex
 import tracemalloc
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -117,8 +118,15 @@ def test_a_score_that_is_no_better_than_its_baseline_is_marked(capsys, tmp_path)
     corpus = corpus_of([SENTENCES["English"]] * 3, "wordpiece")
     baselines = {"mlm_loss": 0.0, "mlm_accuracy": 0.2, "nsp_accuracy": 0.5}
     scores = {"mlm_loss": -0.0, "mlm_accuracy": 0.3, "nsp_accuracy": 0.5}
-    objective = make_objective(TrainConfig())
-    report.pretraining_end(scores, baselines, objective, corpus, None, tmp_path, tmp_path)
+    run: Any = SimpleNamespace(
+        config=TrainConfig(),
+        objective=make_objective(TrainConfig()),
+        corpus=corpus,
+        workdir=SimpleNamespace(address=tmp_path),
+        last_checkpoint=tmp_path,
+    )
+    batches: Any = SimpleNamespace(progress_of_parts=lambda step: [])
+    report.pretraining_end(run, batches, scores, baselines, None)
     table = capsys.readouterr().out.splitlines()[2:5]
     assert [line.endswith("no better than that") for line in table] == [True, False, True]
     assert "-0.000" not in table[0]
