@@ -77,12 +77,41 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace, options: list[str]) -> None:
-    from bert_jax.text import mixture, shards
+    from bert_jax.text import shards
 
-    is_remote = paths.is_remote(args.store)
-    if not is_remote:
+    if not paths.is_remote(args.store):
         args.store = os.path.expanduser(args.store)
     args.tokenizer = os.path.expanduser(args.tokenizer)
+    _check_flags(args, options)
+    shard = shards.parse(args.shard) if args.shard else None
+    kind = args.tokenizer if args.tokenizer in _KINDS else TokenizerConfig().kind
+    config = TokenizerConfig(
+        kind=kind,
+        lowercase=not args.cased,
+        model_type=args.model_type,
+        strip_accents=args.strip_accents,
+    )
+    data = DataConfig(source=args.source, **{name: getattr(args, name) for name in _FIELDS})
+    model = ModelConfig(vocab_size=args.vocab_size)
+    validate(TrainConfig(data=data, tokenizer=config, model=model))
+    with shards.mirrored(args.store, shard) as folder:
+        if args.sample is not None:
+            end = _train_tokenizer(args, data, config, folder)
+        elif args.runner:
+            end = _prepare_with_beam(args, options, data, folder)
+        elif shard:
+            end = _prepare_shard(args, data, folder, shard)
+        else:
+            end = _prepare_whole(args, data, config, folder)
+    if end:  # of what may have been sent meanwhile
+        print(end)
+
+
+def _check_flags(args: argparse.Namespace, options: list[str]) -> None:
+    """Refuse flags that do not fit each other."""
+    from bert_jax.text import mixture
+
+    is_remote = paths.is_remote(args.store)
     if args.runner and (args.shard or args.sample is not None):
         raise UserError("--runner prepares all shards; drop --shard and --sample")
     if args.force and (args.runner or is_remote):
@@ -101,86 +130,101 @@ def run(args: argparse.Namespace, options: list[str]) -> None:
     if mixture.parse(args.source):
         remedy = "prepare each text by itself, all with one --tokenizer=PATH"
         raise UserError(f"{args.source} is a mixture, which `bert-jax pretrain` makes; {remedy}")
-    shard = shards.parse(args.shard) if args.shard else None
-    if args.sample is not None and (shard or not args.sample > 0):
+    if args.sample is not None and (args.shard or not args.sample > 0):
         raise UserError("--sample must be a positive number of gigabytes, and without --shard")
     is_path = args.tokenizer not in _KINDS
     if is_path and not args.tokenizer.startswith("hf:") and not os.path.exists(args.tokenizer):
         hint = nearest(args.tokenizer, _KINDS, "give its file or folder, or what to train")
         raise UserError(f"--tokenizer={args.tokenizer} does not exist; {hint}")
-    kind = TokenizerConfig().kind if is_path else args.tokenizer
-    flags = {"model_type": args.model_type, "strip_accents": args.strip_accents}
-    config = TokenizerConfig(kind=kind, lowercase=not args.cased, **flags)
-    data = DataConfig(source=args.source, **{name: getattr(args, name) for name in _FIELDS})
-    model = ModelConfig(vocab_size=args.vocab_size)
-    validate(TrainConfig(data=data, tokenizer=config, model=model))
     if args.sample is not None and is_path:
         raise UserError("--sample trains a tokenizer; choose --tokenizer=KIND or no --sample")
-    with shards.mirrored(args.store, shard) as folder:
-        end = _prepare(args, options, data, config, folder, shard)
-    if end:  # of what may have been sent meanwhile
-        print(end)
 
 
-def _prepare(
-    args: argparse.Namespace,
-    options: list[str],
-    data: DataConfig,
-    config: TokenizerConfig,
-    folder: Path,
-    shard: Any,
+def _train_tokenizer(
+    args: argparse.Namespace, data: DataConfig, config: TokenizerConfig, folder: Path
 ) -> str:
-    """Do what is asked for; return the line to end with."""
+    """Train the tokenizer of shards; return the line to end with."""
+    from bert_jax.text import shards
+
+    sample = shards.train_tokenizer(
+        data, config, args.vocab_size, folder, args.sample, force=args.force
+    )
+    return f"tokenizer: {args.store}/tokenizer, trained on {sample}"
+
+
+def _prepare_with_beam(
+    args: argparse.Namespace, options: list[str], data: DataConfig, folder: Path
+) -> str:
+    """Prepare all shards by a runner of Apache Beam; return the line to end with, or ""."""
+    from bert_jax.text import beam, shards, store
+
+    tokenizer = _tokenizer_of_shards(args, folder)
+    with _ending_with_workers(args.parser.prog):
+        beam.prepare_shards(data, tokenizer, args.store, args.shards, args.runner, options)
+    if paths.is_remote(args.store):
+        return f"complete: all shards of {args.store}; {_train_on(args.store)}"
+    shards.finish(folder)
+    _report(args, args.store, store.open_store(folder))
+    return ""
+
+
+def _prepare_shard(args: argparse.Namespace, data: DataConfig, folder: Path, shard: Any) -> str:
+    """Prepare a shard, and after the last one the store; return the line to end with, or ""."""
     from bert_jax.text import prepare, shards, store
 
-    if args.sample is not None:
-        sample = shards.train_tokenizer(
-            data, config, args.vocab_size, folder, args.sample, force=args.force
-        )
-        return f"tokenizer: {args.store}/tokenizer, trained on {sample}"
-    tokenizer: Any = config
-    if args.tokenizer not in _KINDS:
-        tokenizer = _load_tokenizer(Path(args.tokenizer), lowercase=not args.cased)
-    elif shard or args.runner:
-        _check_no_training(args)
-        tokenizer = shards.load_tokenizer(folder)
-    if args.runner:
-        from bert_jax.text import beam
-
-        with _ending_with_workers(args.parser.prog):
-            beam.prepare_shards(data, tokenizer, args.store, args.shards, args.runner, options)
-        if paths.is_remote(args.store):
-            return f"complete: all shards of {args.store}; {_train_on(args.store)}"
-        shards.finish(folder)
-        _report(args, args.store, store.open_store(folder))
-        return ""
-    folder = shards.shard_folder(folder, shard) if shard else folder
-    is_replaced = args.force and os.path.lexists(folder)
-    if is_replaced and not store.is_only_store(folder):
-        raise UserError(
-            f"{folder} is not a store, or has other files too, and is not replaced; "
-            "choose another folder, or remove it"
-        )
-    # Beside it, so that the store that is there is complete until this one is.
-    whole = folder.absolute()
-    new = whole.with_name(f".{whole.name}.new") if is_replaced else folder
-    if shard:
-        prepare.write(data, tokenizer, args.vocab_size, new, shard)
-        corpus = None
-    else:
-        corpus = prepare.prepare(data, tokenizer, args.vocab_size, new)
-        corpus.verify()
-    if is_replaced:
-        replacement.replace(new, whole)
-    if corpus:
-        _report(args, args.store, corpus)
-        return ""
+    tokenizer = _tokenizer_of_shards(args, folder)
+    with _replacing(shards.shard_folder(folder, shard), force=args.force) as new:
+        prepare.write(data, tokenizer, args.vocab_size, new, shard, restarts=args.force)
     if paths.is_remote(args.store) or shards.missing(Path(args.store), shard[1]):
         then = _train_on(args.store)
         return f"complete: shard {args.shard} of {args.store}; after all others: {then}"
     shards.finish(Path(args.store))
     _report(args, args.store, store.open_store(Path(args.store)))
     return ""
+
+
+def _prepare_whole(
+    args: argparse.Namespace, data: DataConfig, config: TokenizerConfig, folder: Path
+) -> str:
+    """Prepare a store that has no shards."""
+    from bert_jax.text import prepare, store
+
+    tokenizer = config if args.tokenizer in _KINDS else _load_tokenizer(args)
+    with _replacing(folder, force=args.force) as new:
+        prepare.write(data, tokenizer, args.vocab_size, new, restarts=args.force)
+        corpus = store.open_store(new)
+        corpus.verify()
+    _report(args, args.store, corpus)
+    return ""
+
+
+@contextlib.contextmanager
+def _replacing(folder: Path, *, force: bool) -> Iterator[Path]:
+    """Yield the folder to write: beside a store that it replaces, which is whole until then."""
+    from bert_jax.text import store
+
+    if not force or not os.path.lexists(folder):
+        yield folder
+        return
+    if not store.is_only_store(folder):
+        raise UserError(
+            f"{folder} is not a store, or has other files too, and is not replaced; "
+            "choose another folder, or remove it"
+        )
+    whole = folder.absolute()
+    new = whole.with_name(f".{whole.name}.new")
+    yield new
+    replacement.replace(new, whole)
+
+
+def _tokenizer_of_shards(args: argparse.Namespace, folder: Path) -> Any:
+    """Return the tokenizer that is given, or that `--sample` has trained."""
+    from bert_jax.text import shards
+
+    if args.tokenizer not in _KINDS:
+        return _load_tokenizer(args)
+    _check_no_training(args)
+    return shards.load_tokenizer(folder)
 
 
 def _check_no_training(args: argparse.Namespace) -> None:
@@ -211,10 +255,11 @@ def _train_on(store: str) -> str:
     return f"train on it with: bert-jax pretrain {source} --config.model.vocab_size=0"
 
 
-def _load_tokenizer(path: Path, *, lowercase: bool) -> Any:
+def _load_tokenizer(args: argparse.Namespace) -> Any:
     """Read the tokenizer of a checkpoint, or one from its own files or their folder."""
     from bert_jax.text import tokenizer_loading
 
+    path, lowercase = Path(args.tokenizer), not args.cased
     if str(path).startswith("hf:"):
         from bert_jax.convert import hub  # whose imports take a second
 

@@ -60,8 +60,13 @@ def write(
     vocab_size: int,
     folder: Path,
     shard: Shard | None = None,
+    *,
+    restarts: bool = False,
 ) -> None:
-    """Write the store of `data.source`, or of a shard of it, where that has not been done."""
+    """Write the store of `data.source`, or of a shard of it, where that has not been done.
+
+    `restarts` is whether what `folder` has of another text is written over, and not refused.
+    """
     others = {*os.listdir(folder)} - {"progress.json.tmp", ".lock"} if os.path.isdir(folder) else ()
     if others and not store.has_record(folder):
         raise UserError(f"{folder} is not empty and not a store; choose another folder")
@@ -69,7 +74,7 @@ def write(
     vocab_size = vocab_size or DEFAULT_VOCAB_SIZE
     identity = _identity(sources, data.eval_fraction, tokenizer, vocab_size, is_whole=shard is None)
     try:
-        record = _read_progress(folder, identity)
+        record = _read_progress(folder, identity, restarts)
     except UserError:
         locks.check_unlocked(folder)  # a process that writes other text is the first thing to say
         raise
@@ -80,7 +85,7 @@ def write(
             sentences = training_sentences(sources, data.eval_fraction)
             tokenizer = train_tokenizer(sentences, tokenizer, vocab_size)
         with locked(folder):
-            record = _read_progress(folder, identity)
+            record = _read_progress(folder, identity, restarts)
             if "vocab_size" in record:  # another process has written it meanwhile
                 return
             progress = folder / "progress.json"
@@ -153,8 +158,8 @@ def _identity(
     return {"format": _FORMAT, "text": text, "held_out": held_out, "tokenizer": settings}
 
 
-def _read_progress(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
-    """Return the record of the store in a folder, or {}; UserError if it is of other text."""
+def _read_progress(folder: Path, identity: dict[str, Any], restarts: bool) -> dict[str, Any]:
+    """Return the record of the store in a folder, or {}; of other text {} or UserError."""
     if not store.has_record(folder):
         return {}
     path = folder / ("store.json" if (folder / "store.json").exists() else "progress.json")
@@ -164,7 +169,7 @@ def _read_progress(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
         if vocab_size and vocab_size == record.get("vocab_size"):  # the text had no more tokens
             stored["tokenizer"] = {**stored["tokenizer"], "vocab_size": vocab_size}
     other = next((name for name, value in identity.items() if stored.get(name) != value), "")
-    if other and "failed" not in record:
+    if other and "failed" not in record and not restarts:
         names = {"text": "other text", "held_out": "other held-out text"}
         found = f"was prepared from {names.get(other, f'another {other}')}"
         raise UserError(
