@@ -9,6 +9,7 @@ line of JSON for each line, as they come.
 """
 
 import argparse
+import contextlib
 import os
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from bert_jax import console
 from bert_jax.commands import process, texts
 from bert_jax.errors import UserError
 from bert_jax.retrieval.search import normalize
+from bert_jax.retrieval.vectors import ArrayWriter
 from bert_jax.storage.paths import CHECKPOINT, check_writable
 
 if TYPE_CHECKING:
@@ -131,25 +133,21 @@ def write_arrays(path: Path, parts: Iterable[Mapping[str, np.ndarray]]) -> None:
 
     By way of files, to bound the memory.
     """
-    shapes: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
     try:
         with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".embed.") as name:
-            folder = Path(name)
-            for part in parts:
-                for key, array in part.items():
-                    shapes[key] = array.dtype, array.shape[1:]
-                    with (folder / key).open("ab") as file:
-                        file.write(np.ascontiguousarray(array).data)
-            whole = {
-                key: np.memmap(folder / key, dtype, "r").reshape((-1, *shape))
-                if (folder / key).stat().st_size  # a file without bytes cannot be mapped
-                else np.empty((0, *shape), dtype)
-                for key, (dtype, shape) in shapes.items()
-            }
+            folder, writers = Path(name), dict[str, ArrayWriter]()
+            with contextlib.ExitStack() as files:
+                for part in parts:
+                    for key, array in part.items():
+                        if key not in writers:
+                            writer = ArrayWriter(folder / f"{key}.npy")
+                            writers[key] = files.enter_context(writer)
+                        writers[key].append(array)
             if path.suffix == ".npy":
-                np.save(folder / path.name, whole["vectors"])
-            else:
-                np.savez(folder / path.name, **whole)  # pyright: ignore[reportArgumentType]
+                os.replace(folder / "vectors.npy", path)
+                return
+            whole = {key: np.load(folder / f"{key}.npy", mmap_mode="r") for key in writers}
+            np.savez(folder / path.name, **whole)  # pyright: ignore[reportArgumentType]
             os.replace(folder / path.name, path)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror})") from error

@@ -20,6 +20,7 @@ from bert_jax.commands import process
 from bert_jax.commands.flags import Parser
 from bert_jax.errors import UserError, refuse
 from bert_jax.storage.paths import check_writable
+from bert_jax.storage.replacement import replacing
 
 if TYPE_CHECKING:
     from bert_jax.bert import Index
@@ -88,13 +89,8 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     }
     refuse(not judged, f"{args.file} has no relevant passage", fix="give labels above 0")
     index = Index.load(args.index, args.checkpoint)
-    temporary = Path(f"{args.output}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            count = _write(file, judged, index, args.negatives, args.skip)
-        temporary.replace(args.output)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(args.output) as new, new.open("w", encoding="utf-8") as file:
+        count = _write(file, judged, index, args.negatives, args.skip)
     names = ",".join(["query", "passage", *(f"negative{i + 1}" for i in range(args.negatives))])
     print(
         f"{args.output}: {console.counted(count, 'relevant passage')} with "
