@@ -77,7 +77,7 @@ class QuestionAnsweringConfig(TaskConfig):
     n_best: int = setting(20, "candidates of a window, and answers kept")
     with_unanswerable: bool = setting(False, "questions may have no answer, as in SQuAD 2.0")
     null_threshold: float = setting(
-        0.0, "lead of no answer that withholds one; tuned on held-out examples", FINITE
+        0.0, "lead of no answer that withholds one; 0: tuned on held-out examples", FINITE
     )
 
 
@@ -255,7 +255,7 @@ class QuestionAnswering(Task):
     def tune(
         self, examples: Sequence[Example], predictions: Sequence[Any], scores: Mapping[str, float]
     ) -> None:
-        if self.config.with_unanswerable:
+        if self.config.with_unanswerable and not self.config.null_threshold:
             threshold = scores["best_f1_threshold"]
             self.config = dataclasses.replace(self.config, null_threshold=threshold)
 
