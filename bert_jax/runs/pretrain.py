@@ -229,7 +229,6 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
             _take_steps(run, training, baselines, stop)
         scores = _final_scores(run, stages[-1], training.state)
         baselines = {**baselines, **objective.moving_baselines(scores)}
-        writer.write_table(config.steps, scores, baselines)
     sizes = report.sizes(part.train for part in corpus.parts)
     text = dict(zip(("tokens", "documents"), sizes, strict=True))
     results |= {"step": config.steps, "scores": scores, "baselines": baselines, "text": text}

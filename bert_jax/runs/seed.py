@@ -73,7 +73,6 @@ def train_seed(
         result = hosts.broadcast_from_main(
             lambda: _result(task, seed, records, seconds, folder, constant_score)
         )
-        writer.write_table(result["best"]["step"], result["best"], writer.baselines)
     if hosts.is_main():
         json_files.write_record(path, result)
     return result

@@ -30,22 +30,6 @@ def _title(metric: str, titles: Mapping[str, str]) -> str:
     return titles.get(metric, metric.replace("_", " "))
 
 
-def table(
-    scores: Mapping[str, Any], baselines: Mapping[str, float], titles: Mapping[str, str]
-) -> str:
-    """Return held-out scores beside their baselines, as Markdown; `titles` are those of metrics."""
-
-    def cell(name: str, values: Mapping[str, Any]) -> str:
-        form = "z.1%" if _SHARES.search(name) else "z.3f"
-        return format(values[name], form) if name in values else ""
-
-    is_sum = any(name.endswith("_loss") for name in scores)
-    hidden = _NOT_DRAWN | ({"loss"} if is_sum else set())
-    names = [name for name in scores if name not in hidden and not name.endswith(BASELINE)]
-    rows = [f"| {_title(n, titles)} | {cell(n, scores)} | {cell(n, baselines)} |" for n in names]
-    return "\n".join(["| held-out | model | baseline |", "|---|---:|---:|", *rows])
-
-
 def _metrics(
     records: Sequence[Record], baselines: Mapping[str, float]
 ) -> tuple[list[str], list[str]]:

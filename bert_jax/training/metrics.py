@@ -95,14 +95,6 @@ class Writer:
             lambda sink: sink.write(step, {f"{split}/{k}": value for k, value in shown.items()})
         )
 
-    def write_table(
-        self, step: int, scores: Mapping[str, Any], baselines: Mapping[str, float]
-    ) -> None:
-        """Write the scores at the end beside their baselines, as a text of TensorBoard."""
-        if isinstance(events := self._sinks.get(_EVENTS), sinks.TensorBoard):
-            with self._dropping_on_error(_EVENTS):
-                events.text(step, "scores", curves.table(scores, baselines, self._titles))
-
     def _each(self, call: Callable[[sinks.Sink], None]) -> None:
         for name, sink in list(self._sinks.items()):
             with self._dropping_on_error(name):

@@ -42,6 +42,7 @@ class TensorBoard(Sink):
         # Imported late: it imports PyTorch if that is installed, which takes seconds.
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import SessionLog  # pyright: ignore
+        from tensorboardX.summary import text
 
         self._folder.mkdir(exist_ok=True)
         events = EventsWriter(str(self._folder / "events"), filename_suffix=f".{self._step}")
@@ -52,7 +53,7 @@ class TensorBoard(Sink):
             values = settings.flatten(self._config).items()
             rows = [f"| {name} | {value} |" for name, value in values]
             table = "\n".join(["| field | value |", "|---|---|", *rows])
-            _append(events, step=self._step, summary=_text("config", table))
+            _append(events, step=self._step, summary=text("config", table))
         return events
 
     def write(self, step: int, values: Values) -> None:
@@ -61,18 +62,8 @@ class TensorBoard(Sink):
         for name, value in values.items():
             _append(self._events, step=step, summary=scalar(name, value))
 
-    def text(self, step: int, name: str, markdown: str) -> None:
-        """Keep a text, such as a table."""
-        _append(self._events, step=step, summary=_text(name, markdown))
-
     def close(self, *, succeeded: bool) -> None:
         self._events.close()
-
-
-def _text(name: str, markdown: str) -> Any:
-    from tensorboardX.summary import text
-
-    return text(name, markdown)
 
 
 def _append(events: Any, **fields: Any) -> None:

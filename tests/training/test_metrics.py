@@ -10,7 +10,7 @@ from tensorboardX.proto.event_pb2 import Event
 from bert_jax.config import TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.training.metrics import Writer, add_up, means
-from bert_jax.training.objective import Figure, WeightedSum
+from bert_jax.training.objective import WeightedSum
 
 
 def test_means_weigh_each_batch_and_drop_what_has_no_weight():
@@ -69,14 +69,11 @@ def test_a_damaged_record_is_named(tmp_path, line):
         Writer(tmp_path, 0)
 
 
-def test_tensorboard_has_the_config_and_the_scores_at_the_end(tmp_path):
-    figures = [Figure("mlm_accuracy", "MLM accuracy", ".1%")]
-    with Writer(tmp_path, 0, TrainConfig(seed=7), figures=figures) as writer:
-        writer.write_table(4, {"mlm_accuracy": 0.25, "tokens": 9}, {"mlm_accuracy": 0.05})
+def test_tensorboard_has_the_config(tmp_path):
+    with Writer(tmp_path, 0, TrainConfig(seed=7)) as writer:
+        writer.write(4, "eval", {"mlm_accuracy": 0.25})
     (path,) = (tmp_path / "tensorboard").iterdir()
-    content = path.read_bytes()
-    assert b"| seed | 7 |" in content
-    assert b"| MLM accuracy | 25.0% | 5.0% |" in content
+    assert b"| seed | 7 |" in path.read_bytes()
 
 
 def test_tensorboard_reads_the_events_of_a_resumed_run(tmp_path):
