@@ -153,8 +153,10 @@ class Training:
 
     def _log(self, step: Step) -> dict[str, float]:
         """Wait for the steps since the last log; write, print and return their means."""
-        values = self._window.values()
+        values, inner_seconds = self._window.values(), self._progress.inner_seconds
         self._writer.write(step.number, "train", values)
+        if self._progress.inner_seconds > inner_seconds:  # the first one begins files
+            self._window.restart_clock()
         if expected := self._progress.logged(step.number, describe_speed(values)):
             hosts.print_on_main(expected)
         described = describe(values, self._figures, self._writer.baselines)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from bert_jax import console
 from bert_jax.config import settings
 from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
@@ -37,6 +38,7 @@ class TensorBoard(Sink):
         self._folder, self._step, self._config = folder / "tensorboard", step, config
 
     @functools.cached_property
+    @console.working("beginning TensorBoard's file", says_end=False)
     def _events(self) -> Any:
         """Begin the file: at the first record, so that the first step does not wait for it."""
         # Imported late: it imports PyTorch if that is installed, which takes seconds.
