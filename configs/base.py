@@ -1,6 +1,6 @@
 """BERT-base as published: 12 layers of 768, 1 M steps of batch 256, the last tenth at length 512.
 
-    bert-jax pretrain --config=base --config.data.source=text/*.txt --workdir=runs/base
+    bert-jax pretrain --config=base --config.data.source='text/*.txt' --workdir=runs/base
 
 Published, on Wikipedia and BooksCorpus: GLUE 79.6, SQuAD 1.1 88.5 F1 (Devlin et al. 2019, uncased).
 """

@@ -1,6 +1,6 @@
 """ELECTRA-base as published: BERT-base with a generator of a third, 766,000 steps of batch 256.
 
-    bert-jax pretrain --config=electra_base --config.data.source=text/*.txt --workdir=runs/electra
+    bert-jax pretrain --config=electra_base --config.data.source='text/*.txt' --workdir=runs/electra
 
 Fine-tune it at a rate of 1e-4 with a layer decay of 0.8, for 3 epochs, or 10 on small data.
 Published, on Wikipedia and BooksCorpus, four days on 16 TPU v3 chips: GLUE dev 85.1, of BERT-base

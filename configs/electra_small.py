@@ -1,6 +1,7 @@
 """ELECTRA-small as published: 12 layers of 256, a generator of 64, 1 M steps of batch 128.
 
-    bert-jax pretrain --config=electra_small --config.data.source=text/*.txt --workdir=runs/electra
+    bert-jax pretrain --config=electra_small --config.data.source='text/*.txt' \
+        --workdir=runs/electra
 
 Fine-tune it at a rate of 3e-4 with a layer decay of 0.8, for 3 epochs, or 10 on small data.
 Published, on Wikipedia and BooksCorpus, four days on a V100: GLUE dev 79.9, of a BERT of that size

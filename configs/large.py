@@ -1,6 +1,6 @@
 """BERT-large as published: 24 layers of 1024, otherwise like BERT-base.
 
-    bert-jax pretrain --config=large --config.data.source=text/*.txt --workdir=runs/large
+    bert-jax pretrain --config=large --config.data.source='text/*.txt' --workdir=runs/large
 
 Published, on Wikipedia and BooksCorpus: GLUE 82.1, SQuAD 1.1 90.9 F1 (Devlin et al. 2019, uncased).
 """

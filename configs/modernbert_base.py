@@ -1,6 +1,6 @@
 """ModernBERT-base as published: 22 layers of 768; 1.7 T tokens of length 1,024, 300 B of 8,192.
 
-    bert-jax pretrain --config=modernbert_base --config.data.source=text/*.txt \
+    bert-jax pretrain --config=modernbert_base --config.data.source='text/*.txt' \
         --workdir=runs/modernbert
 
 For less text, give fewer steps, and phases with steps of their own; the header of a run lists them.

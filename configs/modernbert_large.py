@@ -1,6 +1,6 @@
 """ModernBERT-large as published: 28 layers of 1,024; 1.7 T tokens of length 1,024, 300 B of 8,192.
 
-    bert-jax pretrain --config=modernbert_large --config.data.source=text/*.txt \
+    bert-jax pretrain --config=modernbert_large --config.data.source='text/*.txt' \
         --workdir=runs/modernbert-large
 
 What `modernbert_base` says of fewer steps and of memory holds here too; on 8 devices every batch

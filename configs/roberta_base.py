@@ -1,6 +1,6 @@
 """RoBERTa-base as published: MLM only, full sequences of 512, byte-level BPE, 500 k steps of 8,192.
 
-    bert-jax pretrain --config=roberta_base --config.data.source=text/*.txt \
+    bert-jax pretrain --config=roberta_base --config.data.source='text/*.txt' \
         --workdir=runs/roberta
 
 Raise `optimizer.microbatches` until a step's sequences fit into memory; the result stays the same.

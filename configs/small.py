@@ -1,9 +1,9 @@
 """A small encoder on your own text: ModernBERT's architecture, 4 layers of 384, 13 M parameters.
 
-    bert-jax pretrain --config=small --config.data.source=text/*.txt --workdir=runs/small
+    bert-jax pretrain --config=small --config.data.source='text/*.txt' --workdir=runs/small
 
-docs/encoders.md has what it was chosen from. The rate falls from the first step on: at a constant
-one the hidden states grow, and what they share drowns what tells tokens apart.
+docs/encoders.md has what it was chosen from. The rate falls once its warm-up is over: at a
+constant one the hidden states grow, and what they share drowns what tells tokens apart.
 """
 
 from bert_jax.config import (

@@ -3,7 +3,8 @@
     bert-jax finetune --init=runs/tiny --workdir=runs/docstrings
 
 The same command again resumes a run that was interrupted. Fields of the model that are not set are
-the checkpoint's. On several hosts it is started as `bert-jax pretrain` is.
+the checkpoint's, but for how it computes: dtype, remat, scan_layers and attention. On several hosts
+it is started as `bert-jax pretrain` is.
 """
 
 import argparse

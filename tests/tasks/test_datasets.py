@@ -9,6 +9,7 @@ from bert_jax import console
 from bert_jax.config import DataFiles, FinetuneConfig, TaskConfig
 from bert_jax.config.validation import validate_finetuning
 from bert_jax.errors import UserError
+from bert_jax.tasks import datasets
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.datasets import Datasets, check_same_head, load_datasets, parse_sources
@@ -223,3 +224,12 @@ def test_a_setting_of_another_kind_of_task_is_refused(table):
     similar = config(table("a.tsv", "ab" * 9), task=TaskConfig(glue="stsb"))
     with refused("task.glue is stsb, a regression, and task.kind is classification"):
         load_datasets(similar)
+
+
+def test_examples_of_ones_own_beside_held_out_ones_of_tfds(capsys):
+    """As of the recipes of SQuAD, whose scores would be of another text without a word."""
+    held_out = "tfds:squad/v1.1@validation"
+    for train, warns in (("a.json", True), ("tfds:squad/v1.1@train", False)):
+        run = FinetuneConfig(data=DataFiles(train=train, eval=held_out))
+        assert datasets._sources(run, None, None) == (train, {"eval": held_out}, {})
+        assert ("perhaps the recipe's own" in capsys.readouterr().out) == warns
