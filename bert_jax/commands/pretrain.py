@@ -50,7 +50,7 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
         own = own or _config_of_run(recipe.name, args.workdir)
         if own:  # so that the same command resumes
             console.show("minutes    are those of the run, which resumes with its own steps")
-            args.minutes = None
+            args.minutes, args.workdir = None, args.workdir or f"runs/{recipe.name}"
             recipe = read_config(args.config or _DEFAULT, words, TrainConfig, own)
     process.train("pretrain", args, recipe._replace(name="") if own else recipe)
 

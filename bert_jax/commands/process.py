@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from bert_jax import console
 from bert_jax.commands.flags import Recipe
 from bert_jax.commands.memory import keep_host_memory
-from bert_jax.errors import CommandError, TextWarning, UserError, first_line
+from bert_jax.errors import CommandError, TextWarning, UserError, first_line, refuse
 from bert_jax.storage import paths
 
 if TYPE_CHECKING:
@@ -160,10 +160,16 @@ def _fit(recipe: Recipe, minutes: float, init: str | None) -> "TrainConfig":
     """Return the config of a recipe for so many minutes, with all that the command line sets."""
     from bert_jax.bert import load
     from bert_jax.config.validation import validate
+    from bert_jax.distributed import hosts
     from bert_jax.planning import time_budget
     from bert_jax.runs import origin
     from bert_jax.text import mixture
 
+    refuse(
+        hosts.count() > 1,
+        "--minutes times a step on one host",
+        fix="give --config.steps on several",
+    )
     config = recipe.config
     validate(config)
     mixture.check_sources(config.data)
@@ -331,6 +337,7 @@ def stop_signals(name: str) -> Iterator[Callable[[], str]]:
         return "SIGTERM or SIGINT on one of the hosts" if stops else ""
 
     numbers = [signal.SIGTERM, signal.SIGINT] if is_alone else [signal.SIGINT]
+    numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     previous = {number: signal.signal(number, note) for number in numbers}
     try:
         yield reason

@@ -27,7 +27,7 @@ from bert_jax.text.tokenizer import Tokenizer
 _WRITER = "bert-jax"
 _FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLE = "pytorch_model*.bin"  # of several shards each is one
-_CROSS_ENCODER = "config_sentence_transformers.json"
+_CROSS_ENCODER, _SETTINGS = "config_sentence_transformers.json", "sentence_bert_config.json"
 _POSITIONS = "bert.embeddings.position_embeddings.weight"
 # What an export may have: the card, and the files of each kind of tokenizer.
 FILES = ("config.json", _FILE, "README.md", "tokenizer.json", "tokenizer_config.json")
@@ -68,7 +68,7 @@ def is_cross_encoder(path: Path) -> bool:
 def _max_length(path: Path) -> int | None:
     """Return the number of tokens to which the tokenizer of a directory truncates."""
     for name, key in (
-        ("sentence_bert_config.json", "max_seq_length"),
+        (_SETTINGS, "max_seq_length"),
         ("tokenizer_config.json", "model_max_length"),
     ):
         values = read_json(path / name, "fetch it again") if os.path.isfile(path / name) else {}
@@ -118,6 +118,8 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
             data.max_length = longest
         converted = dataclasses.replace(converted, max_length=longest, data=data)
     tokenizer = tokenizer_loading.load(path)
+    if is_cross_encoder(path):
+        tokenizer = tokenizer_files.lowercased(tokenizer, path / _SETTINGS)
     config_json.check_tokenizer(path, tokenizer, config, values)
     refuse(
         first not in (0, tokenizer.pad_id + 1),

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import ModelConfig
-from bert_jax.convert import huggingface, module_folders, names
+from bert_jax.convert import huggingface, module_folders, names, tokenizer_files
 from bert_jax.convert.exportable import Exportable
 from bert_jax.convert.huggingface import Exported
 from bert_jax.convert.names import Converted
@@ -33,7 +33,9 @@ _WANTED = {int: f"{_LEAST} tokens or more", bool: "true or false", str: "a token
 def load(path: Path, folders: Mapping[str, Path]) -> tuple[ModelConfig, Converted, Tokenizer]:
     """Return the model of a directory, from the folders of its modules."""
     config, converted, tokenizer = huggingface.load(folders["Transformer"])
-    tokenizer = module_folders.lowercased(tokenizer, folders["Transformer"])
+    tokenizer = tokenizer_files.lowercased(
+        tokenizer, module_folders.settings_file(folders["Transformer"])
+    )
     kernel = _read_dense(folders["Dense"], config.hidden_size)
     params = {"bert": converted.params["bert"], "dense": {"kernel": jnp.asarray(kernel.T)}}
     if "MultiVectorMask" in folders:

@@ -6,16 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import tokenizers
-from tokenizers import normalizers
-
 from bert_jax.config import ModelConfig
 from bert_jax.convert.huggingface import Exported
 from bert_jax.errors import UserError, refuse
 from bert_jax.storage import paths
 from bert_jax.storage.json_files import read_json
-from bert_jax.text import tokenizer_loading
-from bert_jax.text.tokenizer import Tokenizer
 
 MODULES, CONFIG, TOKENIZER = "modules.json", "config.json", "tokenizer_config.json"
 TRANSFORMER, SETTINGS = "sentence_bert_config.json", "config_sentence_transformers.json"
@@ -105,22 +100,6 @@ def check_settings(values: Mapping[str, Any], file: Path, similarity: str) -> No
         f"{file} has {', '.join(found)}, which {'are' if len(found) > 1 else 'is'} not supported",
         fix="take a model without",
     )
-
-
-def lowercased(tokenizer: Tokenizer, encoder: Path) -> Tokenizer:
-    """Return a tokenizer that lowercases texts before all else, if the settings say so."""
-    file = settings_file(encoder)
-    if not file.exists() or not read_json(file, REMEDY).get("do_lower_case"):
-        return tokenizer
-    content = tokenizer.files().get("tokenizer.json")
-    if not content:
-        kind = f"its tokenizer, of kind {tokenizer.kind}, cannot"
-        raise UserError(f"{file} has do_lower_case, which {kind}; lowercase texts yourself")
-    inner = tokenizers.Tokenizer.from_str(content.decode())
-    steps = [inner.normalizer] if inner.normalizer else []
-    inner.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
-    files = {"tokenizer.json": inner.to_str().encode()}
-    return tokenizer_loading.from_files(files, str(file))
 
 
 def write(path: Path, modules: Mapping[str, Mapping[str, Any]], *, prefix: str) -> dict[str, Path]:

@@ -10,7 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import EmbeddingConfig, ModelConfig
-from bert_jax.convert import huggingface, late_interaction, module_folders, names, splade
+from bert_jax.convert import (
+    huggingface,
+    late_interaction,
+    module_folders,
+    names,
+    splade,
+    tokenizer_files,
+)
 from bert_jax.convert.exportable import Exportable
 from bert_jax.convert.huggingface import Exported
 from bert_jax.convert.names import Converted
@@ -86,7 +93,7 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
     task = EmbeddingTaskConfig(embedding=EmbeddingConfig(**embedding))
     unused = [*converted.unused, *sorted(converted.params.keys() - params.keys())]
     length = module_folders.max_length(encoder, config)
-    tokenizer = module_folders.lowercased(tokenizer, encoder)
+    tokenizer = tokenizer_files.lowercased(tokenizer, module_folders.settings_file(encoder))
     return config, Converted(params, unused, task, length), tokenizer
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bert_jax.config import ModelConfig
-from bert_jax.convert import huggingface, module_folders
+from bert_jax.convert import huggingface, module_folders, tokenizer_files
 from bert_jax.convert.exportable import Exportable
 from bert_jax.convert.huggingface import Exported
 from bert_jax.convert.names import Converted
@@ -38,7 +38,7 @@ def load(path: Path, folders: Mapping[str, Path]) -> tuple[ModelConfig, Converte
     params = {name: converted.params[name] for name in ("bert", "mlm_head")}
     unused = [*converted.unused, *sorted(converted.params.keys() - params.keys())]
     length = module_folders.max_length(encoder, config)
-    tokenizer = module_folders.lowercased(tokenizer, encoder)
+    tokenizer = tokenizer_files.lowercased(tokenizer, module_folders.settings_file(encoder))
     return config, Converted(params, unused, SparseConfig(), length), tokenizer
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import sentencepiece
@@ -11,7 +12,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
 from bert_jax.models.architecture import num_separators, num_token_types
-from bert_jax.text import sentencepiece_model
+from bert_jax.storage.json_files import read_json
+from bert_jax.text import sentencepiece_model, tokenizer_loading
 from bert_jax.text.tokenizer import SentencePieceTokenizer, Tokenizer
 
 
@@ -183,3 +185,18 @@ def _merges(pieces: Sequence[Any]) -> list[tuple[str, str]]:
         known = [(a, b) for a, b in pairs if a in ids and b in ids]
         merges += [(-pieces[index].score, ids[a], ids[b], (a, b)) for a, b in known]
     return [pair for *_, pair in sorted(merges)]
+
+
+def lowercased(tokenizer: Tokenizer, file: Path) -> Tokenizer:
+    """Return a tokenizer that lowercases texts before all else, if settings in a file say so."""
+    if not file.exists() or not read_json(file, "fetch it again").get("do_lower_case"):
+        return tokenizer
+    content = tokenizer.files().get("tokenizer.json")
+    if not content:
+        kind = f"its tokenizer, of kind {tokenizer.kind}, cannot"
+        raise UserError(f"{file} has do_lower_case, which {kind}; lowercase texts yourself")
+    inner = tokenizers.Tokenizer.from_str(content.decode())
+    steps = [inner.normalizer] if inner.normalizer else []
+    inner.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
+    files = {"tokenizer.json": inner.to_str().encode()}
+    return tokenizer_loading.from_files(files, str(file))

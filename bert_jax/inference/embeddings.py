@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from tokenizers import Regex, pre_tokenizers
 
+from bert_jax.config import ModelConfig, settings
 from bert_jax.errors import UserError
 from bert_jax.inference.loading import LoadedModel
 from bert_jax.inference.runner import Arrays, apply
@@ -28,6 +29,11 @@ from bert_jax.training import checkpoint
 
 # What the vectors of a model of embeddings depend on, beside its parameters.
 _OWN = ("pooling", "dense_activation", "query_prompt", "passage_prompt")
+# Settings of a model that do not change its vectors, but for rounding.
+_NOT_OF_VECTORS = {
+    *("dtype", "initializer_range", "hidden_dropout_prob", "attention_probs_dropout_prob"),
+    *settings.resumable(ModelConfig),
+}
 _OF_TOKENS = ("tokens", "words")  # a vector for each
 POOLINGS = ("mean", "cls", "max", *_OF_TOKENS)
 
@@ -191,8 +197,11 @@ def embedding_identity(model: LoadedModel) -> dict[str, Any]:
         own = {name: getattr(model.task, name) for name in kind.vector_settings}
         own |= {"kind": model.task.kind, "max_length": model.data.max_length}
         own = json.loads(json.dumps(own))  # which has no tuples
+    config = dataclasses.asdict(model.config)
+    computed = {name: value for name, value in config.items() if name not in _NOT_OF_VECTORS}
     return {
         "parameters": checkpoint.checksum(params),
+        "config": json.loads(json.dumps(computed)),
         "tokenizer": model.tokenizer.fingerprint,
         "pooling": own,
     }

@@ -315,6 +315,12 @@ class ModernBert(Architecture):
             "feed_forward_layer_norm": "mlp_norm",
         },
         decoder="decoder.weight",
+        # What `transformers` takes where the file says nothing.
+        config_defaults={
+            "num_hidden_layers": 22,
+            "intermediate_size": 1152,
+            "max_position_embeddings": 8192,
+        },
         heads={
             "masked-lm": Head("ForMaskedLM", ("bert/head", "mlm_head")),
             "none": Head("Model"),

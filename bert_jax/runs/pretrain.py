@@ -33,7 +33,7 @@ from bert_jax.text.store import Corpus
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint, loop
 from bert_jax.training.checkpoint import Checkpoints
-from bert_jax.training.metrics import Writer
+from bert_jax.training.metrics import Writer, remove_metrics
 from bert_jax.training.optimizer import learning_rate
 from bert_jax.training.setup import set_up
 from bert_jax.training.step import TrainState, make_eval_step, make_train_step
@@ -278,6 +278,8 @@ def _claim_workdir(run: Run) -> dict[str, Any]:
     results = {"init": began_with and str(began_with), **read_before}
     if origin.kind == "resumed":
         results = run.workdir.results
+    else:  # a run that was killed before its first checkpoint may have left some
+        hosts.run_on_main(lambda: remove_metrics(workdir))
     workdirs.write_results(workdir, results)
     mirror.send(workdir)  # with which the first checkpoint makes it that of a run
     return results

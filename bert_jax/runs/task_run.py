@@ -1,8 +1,8 @@
 """A fine-tuning run that is ready to train: its examples, its schedule and its compiled steps."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -97,9 +97,9 @@ class Run:
         return self.rate.steps
 
     @property
-    def eval_every(self) -> int:
+    def eval_every(self) -> Fraction:
         """The number of steps between evaluations, each with a checkpoint."""
-        return math.ceil(self.steps_per_epoch / self.config.evaluations)
+        return Fraction(self.steps_per_epoch, self.config.evaluations)
 
     def at_rate(self, learning_rate: float, examples: Examples) -> "Run":
         """Return a copy of the run with this learning rate and these examples.

@@ -18,21 +18,11 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from bert_jax.errors import UserError
 from bert_jax.storage.json_files import write_bytes
 from bert_jax.text import sentencepiece_model
+from bert_jax.text.normal_forms import end_of_composed, wordpiece_normalizer
 
 # Words as BERT splits them. Longer ones, which are [UNK] to BERT, are cut every 100 characters.
 _CUT = pre_tokenizers.Split(tokenizers.Regex(".{100}"), "isolated")
 WORDPIECE_SPLITTER = pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), _CUT])
-
-
-def wordpiece_normalizer(*, lowercase: bool, strip_accents: bool) -> normalizers.Normalizer:
-    """Return BERT's normalizer, but with joiners kept, as Persian needs, and letters composed."""
-    controls = tokenizers.Regex(r"[\p{Cc}\p{Cf}\ufffd&&[^\s\u200b-\u200d\u0600-\u0605\u06dd]]")
-    cleaned = normalizers.Replace(controls, "")
-    spaced = normalizers.Replace("\u200b", " ")  # between words of Khmer and Thai
-    bert = normalizers.BertNormalizer(
-        clean_text=False, strip_accents=strip_accents, lowercase=lowercase
-    )
-    return normalizers.Sequence([cleaned, spaced, bert, normalizers.NFC()])
 
 
 # Chinese characters and marks; with kana, Thai, Lao, Tibetan, Burmese and Khmer: without spaces.
@@ -236,7 +226,7 @@ class SentencePieceTokenizer(Tokenizer):
         return {"sentencepiece.model": self._model}
 
 
-class _FastTokenizer(Tokenizer):
+class FastTokenizer(Tokenizer):
     """A tokenizer of the `tokenizers` library, as in a `tokenizer.json`."""
 
     special: tuple[str, str, str, str, str]  # for padding, unknown text, [CLS], [SEP] and [MASK]
@@ -261,6 +251,12 @@ class _FastTokenizer(Tokenizer):
             tokenizer.post_processor = self.template()
         of_one, of_two = map(tokenizer.num_special_tokens_to_add, (False, True))
         self.separators = of_two - of_one
+        if (found := tokenizer.encode("").ids) != [self.cls_id, self.sep_id]:
+            names = " ".join(map(self.id_to_token, found)) or "nothing"
+            raise UserError(
+                f"a text gets the special tokens {names}, not {self.id_to_token(self.cls_id)} and "
+                f"{self.id_to_token(self.sep_id)}; correct the post_processor of its tokenizer.json"
+            )
 
     @classmethod
     def from_model(cls, tokenizer: tokenizers.Tokenizer):
@@ -293,7 +289,7 @@ class _FastTokenizer(Tokenizer):
         return {"tokenizer.json": self._tokenizer.to_str(pretty=True).encode()}
 
 
-class WordPieceTokenizer(_FastTokenizer):
+class WordPieceTokenizer(FastTokenizer):
     """BERT's tokenizer. Source: google-research/bert `tokenization.py`."""
 
     kind = "wordpiece"
@@ -307,6 +303,15 @@ class WordPieceTokenizer(_FastTokenizer):
     ):
         """Build a tokenizer from the lines of a `vocab.txt`, as `wordpiece_model` does."""
         return cls.from_model(wordpiece_model(tokens, lowercase, strip_accents))
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        ids, offsets = super().encode_with_offsets(text)
+        limits = [*(start for start, _ in offsets[1:]), len(text)]
+        # Of a letter and a mark that are composed, the library has the letter alone.
+        return ids, [
+            (start, end_of_composed(text, start, end, limit))
+            for (start, end), limit in zip(offsets, limits, strict=False)
+        ]
 
     def _unspaced(self, text: str) -> str:
         return re.sub(rf" ?([{_CHINESE}]) ?", r"\1", text)
@@ -335,7 +340,7 @@ def wordpiece_model(
     return tokenizer
 
 
-class ByteLevelTokenizer(_FastTokenizer):
+class ByteLevelTokenizer(FastTokenizer):
     """Byte-level BPE, which encodes any text. Source: GPT-2 (Radford et al. 2019).
 
     The special tokens are <s> and </s>, or [CLS] and [SEP] in a vocabulary that has those.
@@ -380,20 +385,3 @@ class ByteLevelTokenizer(_FastTokenizer):
         prefix = getattr(self._tokenizer.pre_tokenizer, "add_prefix_space", False)
         first, last = ("<s>", self.cls_id), ("</s>", self.sep_id)
         return processors.RobertaProcessing(last, first, add_prefix_space=prefix)
-
-
-class UnigramTokenizer(_FastTokenizer):
-    """Unigrams with other ids than those of a SentencePiece .model (Conneau et al. 2020)."""
-
-    kind, special = "unigram", ByteLevelTokenizer.special
-    _continuation = SentencePieceTokenizer._continuation
-
-    def encode_literally(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
-        # The names of special tokens are pieces of the model too; in a text they are unknown.
-        special, encoded = set(self.special_ids), super().encode_literally(texts)
-        return [[self.unk_id if id in special else id for id in ids] for ids in encoded]
-
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        ids, offsets = super().encode_with_offsets(text)
-        # A token that starts a word may include the space before it.
-        return ids, [(end - len(text[start:end].lstrip()), end) for start, end in offsets]

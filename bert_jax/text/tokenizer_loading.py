@@ -17,10 +17,10 @@ from bert_jax.text.tokenizer import (
     ByteLevelTokenizer,
     SentencePieceTokenizer,
     Tokenizer,
-    UnigramTokenizer,
     WordPieceTokenizer,
     wordpiece_model,
 )
+from bert_jax.text.unigram import UnigramTokenizer
 
 _SETTINGS, _ADDED_TOKENS = "tokenizer_config.json", "added_tokens.json"
 # Of the settings, and what `tokenizers` calls them.
@@ -37,7 +37,10 @@ _CLASSES = {
 }
 # The file of the models that fairseq trained, whose ids are its own.
 _OTHER_IDS = "sentencepiece.bpe.model"
-_SPECIAL_TOKENS, _ADDITIONAL = "special_tokens_map.json", "additional_special_tokens"
+_SPECIAL_TOKENS, _DECODER = "special_tokens_map.json", "added_tokens_decoder"
+_ADDITIONAL = ("additional_special_tokens", "extra_special_tokens")
+# Classes of `transformers` that a tokenizer.json is for as it is, whatever the settings say.
+_GENERIC = ("PreTrainedTokenizer", "TokenizersBackend")
 NAMES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt")
 NAMES += (_SETTINGS, _ADDED_TOKENS, _SPECIAL_TOKENS)
 # How the words of Japanese are found, and parts of them, where it is not as in BERT.
@@ -88,6 +91,7 @@ def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True
             fix="shorten long texts yourself, and remove it",
         )
         added = _added_tokens(settings, json.loads(files.get(_ADDED_TOKENS, b"{}")))
+        is_json = "tokenizer.json" in files
         vocabulary = _read_vocabulary(files, settings, lowercase=lowercase)
         if isinstance(vocabulary, SentencePieceTokenizer):  # which reads no others from a text
             tokenizer = vocabulary
@@ -103,12 +107,14 @@ def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True
                         "which reads no other; remove it"
                     )
         else:
-            if "tokenizer.json" not in files:
-                listed = json.loads(files.get(_SPECIAL_TOKENS, b"{}"))
-                added = _additional(vocabulary, settings, listed) | added
+            listed = json.loads(files.get(_SPECIAL_TOKENS, b"{}"))
+            added = _additional(vocabulary, settings, listed, has_own=is_json) | added
+            if is_json and _DECODER not in settings:  # which has its own, as older files do
+                own = vocabulary.get_added_tokens_decoder()
+                added = {index: token for index, token in added.items() if index not in own}
             _configure(vocabulary, settings, added)
             cls = _CLASSES[type(vocabulary.model).__name__]
-            tokenizer = (cls if "tokenizer.json" in files else cls.from_model)(vocabulary)
+            tokenizer = (cls if is_json else cls.from_model)(vocabulary)
         tokenizer.encode(["a river \U0010ffff"])
         tokenizer.encode_with_offsets("a river")
         tokenizer.decode(tokenizer.encode_with_masks("a [MASK] river"))
@@ -179,9 +185,12 @@ def _has_ids_of(tokenizer: tokenizers.Tokenizer, model: SentencePieceTokenizer) 
 def _configure(
     tokenizer: tokenizers.Tokenizer, settings: Mapping[str, Any], added: Mapping[int, Any]
 ) -> None:
-    if isinstance(tokenizer.normalizer, normalizers.BertNormalizer):
-        for name in _NORMALIZER.keys() & settings.keys():
-            setattr(tokenizer.normalizer, _NORMALIZER[name], settings[name])
+    kind = str(settings.get("tokenizer_class")).removesuffix("Fast")
+    is_bert = isinstance(tokenizer.normalizer, normalizers.BertNormalizer)
+    for name in _NORMALIZER.keys() & settings.keys() if is_bert and kind not in _GENERIC else ():
+        setattr(tokenizer.normalizer, _NORMALIZER[name], settings[name])
+    if kind == "RobertaTokenizer" and isinstance(tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel):
+        tokenizer.pre_tokenizer.add_prefix_space = bool(settings.get("add_prefix_space"))
     known = tokenizer.get_added_tokens_decoder()
     for index, token in sorted(added.items()):
         if repr(known.get(index)) != repr(token):
@@ -192,12 +201,21 @@ def _configure(
 
 
 def _additional(
-    tokenizer: tokenizers.Tokenizer, *settings: Mapping[str, Any]
+    tokenizer: tokenizers.Tokenizer, *settings: Mapping[str, Any], has_own: bool
 ) -> dict[int, tokenizers.AddedToken]:
-    """Return the tokens of a vocabulary that settings name as special, by id."""
-    names = [token for each in settings for token in each.get(_ADDITIONAL) or ()]
-    names = [token["content"] if isinstance(token, dict) else token for token in names]
-    ids = {name: tokenizer.token_to_id(name) for name in names}
+    """Return the tokens of a vocabulary that settings name as special, by id.
+
+    `has_own` is whether the tokenizer has its own special tokens: then settings may name more.
+    """
+    values: list[Any] = []
+    for each in settings:
+        for name in _ADDITIONAL:
+            listed = each.get(name) or ()
+            values += listed.values() if isinstance(listed, dict) else listed
+        if has_own:
+            values += [value for name, value in each.items() if name.endswith("_token")]
+    names = [_content(value) for value in values]
+    ids = {name: tokenizer.token_to_id(name) for name in names if isinstance(name, str)}
     token = partial(tokenizers.AddedToken, normalized=False, special=True)
     return {index: token(name) for name, index in ids.items() if index is not None}
 
@@ -206,12 +224,17 @@ def _added_tokens(
     settings: Mapping[str, Any], listed: Mapping[str, int]
 ) -> dict[int, tokenizers.AddedToken]:
     """Return the tokens beside a vocabulary, by id, as `transformers` reads them."""
-    decoder = settings.get("added_tokens_decoder")
+    decoder = settings.get(_DECODER)
     if decoder is not None:
         return {int(index): tokenizers.AddedToken(**token) for index, token in decoder.items()}
-    special = [value for name, value in settings.items() if name.endswith("_token")]
+    special = [_content(value) for name, value in settings.items() if name.endswith("_token")]
     added = {}
     for token, index in listed.items():
         is_special = token in special
         added[index] = tokenizers.AddedToken(token, normalized=not is_special, special=is_special)
     return added
+
+
+def _content(token: Any) -> Any:
+    """Return the name of a token that settings give as it is, or with its properties."""
+    return token.get("content") if isinstance(token, dict) else token

@@ -13,13 +13,13 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from bert_jax.config import TokenizerConfig
 from bert_jax.errors import UserError
+from bert_jax.text.normal_forms import wordpiece_normalizer
 from bert_jax.text.tokenizer import (
     WORDPIECE_SPLITTER,
     ByteLevelTokenizer,
     SentencePieceTokenizer,
     Tokenizer,
     WordPieceTokenizer,
-    wordpiece_normalizer,
 )
 
 # Enough for a stable vocabulary: more text takes longer and hardly improves it.

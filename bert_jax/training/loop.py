@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from fractions import Fraction
 from typing import Any, Self
 
 import jax
@@ -61,9 +62,10 @@ class Step:
     is_best: bool = False
     stop_reason: str = ""
 
-    def is_due(self, every: int) -> bool:
-        """Return whether this step is a multiple of `every`, or the last one."""
-        return self.number % every == 0 or self.number == self.last
+    def is_due(self, every: int | Fraction) -> bool:
+        """Return whether a multiple of `every` has come with this step, or it is the last one."""
+        has_risen = self.number // every > (self.number - 1) // every
+        return has_risen or self.number == self.last
 
 
 class Training:
@@ -102,7 +104,7 @@ class Training:
         self,
         *,
         log_every: int,
-        eval_every: int,
+        eval_every: int | Fraction,
         patience: int = 0,
         stop: Callable[[], str] = lambda: "",
     ) -> Iterator[Step]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from bert_jax.training.objective import TOKENS, Figure, Metrics
 
 CURVES, BASELINES = "curves.png", "baselines.json"
 _EVENTS = "TensorBoard's events"
+_RECORDS = "metrics.jsonl"
 Sums = dict[str, list[float]]  # the total and the weight of each metric
 
 
@@ -35,6 +37,13 @@ def means(sums: Sums, loss_weights: Mapping[str, float]) -> dict[str, float]:
     losses = (name for name in result if name.endswith("_loss"))
     loss = sum(loss_weights.get(name, 1.0) * result[name] for name in losses)
     return {"loss": loss, **result}
+
+
+def remove_metrics(folder: Path) -> None:
+    """Remove the metrics of another run from a folder, and what a service would continue."""
+    for name in (_RECORDS, sinks.WANDB_ID):
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / sinks.TENSORBOARD, ignore_errors=True)
 
 
 class Writer:
@@ -59,7 +68,7 @@ class Writer:
     ):
         self._folder, self._progress, self.baselines = folder, progress, dict(baselines or {})
         self._titles = {figure.name: figure.heading for figure in figures}
-        self._path = folder / "metrics.jsonl"
+        self._path = folder / _RECORDS
         records = hosts.broadcast_from_main(lambda: read_records(self._path))
         self.records = [record for record in records if record["step"] <= step]
         self._plotted = self._started = time.monotonic()

@@ -17,6 +17,7 @@ from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
 
 Values = Mapping[str, int | float]
+TENSORBOARD, WANDB_ID = "tensorboard", "wandb.id"  # in the folder of a run
 
 
 class Sink(Protocol):
@@ -35,7 +36,7 @@ class TensorBoard(Sink):
     # Not by a SummaryWriter, whose thread dies when the disk is full; a run then waits for it.
 
     def __init__(self, folder: Path, step: int, config: Any):
-        self._folder, self._step, self._config = folder / "tensorboard", step, config
+        self._folder, self._step, self._config = folder / TENSORBOARD, step, config
 
     @functools.cached_property
     @console.working("beginning TensorBoard's file", says_end=False)
@@ -85,7 +86,7 @@ class WeightsAndBiases(Sink):
     def __init__(self, folder: Path, name: str, step: int, config: Any):
         import wandb  # pyright: ignore[reportMissingImports]
 
-        path = folder / "wandb.id"
+        path = folder / WANDB_ID
         self._run = wandb.init(
             id=path.read_text().strip() if step and path.exists() else None,
             name=name,

@@ -31,6 +31,13 @@ def test_names_of_activations(field, name, expected):
     assert config_json.read_config(values, "config.json").hidden_act == expected
 
 
+def test_what_a_modernbert_has_where_its_config_says_nothing():
+    values = {"model_type": "modernbert", "vocab_size": 100, "hidden_size": 768}
+    config = config_json.read_config(values, "config.json")
+    found = config.num_hidden_layers, config.intermediate_size, config.max_position_embeddings
+    assert found == (22, 1152, 8192)
+
+
 def test_two_names_of_one_activation_are_one_activation():
     values = {**SIZES, "model_type": "modernbert"}
     values |= {"hidden_activation": "gelu_python", "classifier_activation": "gelu"}

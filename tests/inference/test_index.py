@@ -120,6 +120,11 @@ def test_a_model_of_another_folder_is_the_same_if_its_parameters_are(built, tiny
     changed = dataclasses.replace(tiny_bert, params=params, source_params=params)
     with refused("it has other weights now; build the index again"):
         Index.load(made._path, changed)
+    config = dataclasses.replace(tiny_bert.config, num_attention_heads=1)
+    with refused("it has other weights now; build the index again"):
+        Index.load(made._path, dataclasses.replace(tiny_bert, config=config))
+    config = dataclasses.replace(tiny_bert.config, remat=True, hidden_dropout_prob=0.3)
+    Index.load(made._path, dataclasses.replace(tiny_bert, config=config))
 
 
 def test_a_build_that_fails_leaves_nothing(tiny_bert, folder, monkeypatch):

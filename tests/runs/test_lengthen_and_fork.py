@@ -90,7 +90,11 @@ def test_a_fork_continues_from_the_whole_state(tiny_config, stopped, whole, tmp_
     parent = shutil.copytree(stopped, tmp_path / "parent")
     forked, longer = tmp_path / "forked", changed(tiny_config, steps=9)
     longer.checkpoint.keep = 9
+    (forked / "tensorboard").mkdir(parents=True)  # of a run that was killed before its checkpoint
+    (forked / "metrics.jsonl").write_text('{"step": 2, "split": "eval", "loss": 0.01}\n')
+    (forked / "tensorboard" / "events").touch()
     pretrain(longer, forked, fork=f"{parent}@4", quiet=True)
+    assert not (forked / "tensorboard" / "events").exists()
     assert_same_state(forked, stopped, 4)
     assert_same_state(forked, whole, 9)
     assert without_speeds(forked) == without_speeds(whole)[-len(without_speeds(forked)) :]

@@ -3,17 +3,21 @@
 import contextlib
 import math
 from collections.abc import Iterator
-from typing import ClassVar
+from fractions import Fraction
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import pytest
 from flax import linen as nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bert_jax.config import CheckpointConfig, TrainConfig
 from bert_jax.errors import TrainingError
 from bert_jax.objectives.labels import LabelsObjective
 from bert_jax.training.checkpoint import Checkpoints
-from bert_jax.training.loop import Stage, Training
+from bert_jax.training.loop import Stage, Step, Training
 from bert_jax.training.metrics import Writer
 from bert_jax.training.objective import WeightedSum
 from bert_jax.training.step import TrainState
@@ -99,3 +103,15 @@ def test_a_held_out_loss_that_is_not_finite_ends_the_run(tmp_path, tokenizer):
     with pytest.raises(TrainingError, match=r"held-out loss is nan at step 6; .*checkpoints/3;"):
         train(tmp_path, tokenizer, {3: 1.0, 6: math.nan}, eval_every=3, save_every=100)
     assert '"step": 6' not in (tmp_path / "metrics.jsonl").read_text()
+
+
+@settings(deadline=None)
+@given(st.integers(1, 60), st.integers(1, 12), st.integers(1, 5))
+def test_every_epoch_has_its_evaluations(per_epoch, evaluations, epochs):
+    """As many as asked for, or one a step, and one at its end."""
+    last = per_epoch * epochs
+    every = Fraction(per_epoch, evaluations)
+    steps: list[Any] = [SimpleNamespace(number=n, last=last) for n in range(1, last + 1)]
+    due = [step.number for step in steps if Step.is_due(step, every)]
+    assert len(due) == epochs * min(evaluations, per_epoch)
+    assert {per_epoch * epoch for epoch in range(1, epochs + 1)} <= {*due}

@@ -1,0 +1,46 @@
+"""The tokenizer of a Unigram `tokenizer.json`, as XLM-RoBERTa and exports of SentencePiece have."""
+
+from collections.abc import Sequence
+
+import tokenizers
+
+from bert_jax.text.tokenizer import FastTokenizer, SentencePieceTokenizer
+
+# Of padding, unknown text, [CLS], [SEP] and [MASK]: those of SentencePiece models that are trained
+# here, or else fairseq's.
+_SPECIAL = (
+    ("<pad>", "[PAD]"),
+    ("<unk>", "[UNK]"),
+    ("[CLS]", "<s>"),
+    ("[SEP]", "</s>"),
+    ("[MASK]", "<mask>"),
+)
+
+
+class UnigramTokenizer(FastTokenizer):
+    """Unigrams with other ids than those of a SentencePiece .model (Conneau et al. 2020)."""
+
+    kind = "unigram"
+    _continuation = SentencePieceTokenizer._continuation
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer):
+        known = tokenizer.get_vocab()
+        pad, unk, cls, sep, mask = (
+            next((name for name in names if name in known), names[-1]) for names in _SPECIAL
+        )
+        self.special = pad, unk, cls, sep, mask
+        super().__init__(tokenizer)
+
+    def encode_rest(self, text: str) -> Sequence[int]:
+        # After a special token, whose rule for the space before a word is the pre-tokenizer's.
+        return self.encode([self.id_to_token(self.mask_id) + text])[0][1:]
+
+    def encode_literally(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
+        # The names of special tokens are pieces of the model too; in a text they are unknown.
+        special, encoded = set(self.special_ids), super().encode_literally(texts)
+        return [[self.unk_id if id in special else id for id in ids] for ids in encoded]
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        ids, offsets = super().encode_with_offsets(text)
+        # A token that starts a word may include the space before it.
+        return ids, [(end - len(text[start:end].lstrip()), end) for start, end in offsets]

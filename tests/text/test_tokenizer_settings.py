@@ -1,0 +1,137 @@
+"""Settings and files beside a `tokenizer.json`, read as `transformers` reads them."""
+
+import json
+
+import pytest
+import tokenizers
+from helpers import refused
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
+
+from bert_jax.config import ModelConfig, TokenizerConfig
+from bert_jax.convert.tokenizer_files import files
+from bert_jax.text import tokenizer_loading, tokenizer_training
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = [*SPECIAL, "<e1>", "a", "b", "A", "e", "é", "<", ">", "e1", "[", "]", "new"]
+GENERIC = "PreTrainedTokenizerFast"
+
+
+def template(single: str = "[CLS] $A [SEP]"):
+    return processors.TemplateProcessing(
+        single=single,
+        pair=f"{single} $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+
+
+def wordpiece(*, lowercase: bool = True, single: str = "[CLS] $A [SEP]", added=()):
+    tokenizer = tokenizers.Tokenizer(
+        models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]")
+    )
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.add_special_tokens([*SPECIAL, *added])
+    tokenizer.post_processor = template(single)
+    return tokenizer
+
+
+def byte_bpe(*, add_prefix_space: bool):
+    vocabulary = ["<s>", "<pad>", "</s>", "<unk>", *pre_tokenizers.ByteLevel.alphabet()]
+    tokenizer = tokenizers.Tokenizer(models.BPE({c: i for i, c in enumerate(vocabulary)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    tokenizer.add_special_tokens(vocabulary[:4])
+    tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, special=True)])
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    return tokenizer
+
+
+def load(tokenizer, **others):
+    """Read a `tokenizer.json` beside other files of JSON."""
+    content = {name.replace("__", "."): json.dumps(value) for name, value in others.items()}
+    content["tokenizer.json"] = tokenizer.to_str()
+    return tokenizer_loading.from_files({n: c.encode() for n, c in content.items()}, "here")
+
+
+def tokens(tokenizer, text: str, *, masked: bool = False) -> str:
+    ids = tokenizer.encode_with_masks(text) if masked else tokenizer.encode([text])[0]
+    return " ".join(map(tokenizer.id_to_token, ids))
+
+
+def test_a_tokenizer_json_is_right_about_the_tokens_that_it_has():
+    """Older directories list them once more, without their properties."""
+    found = load(wordpiece(added=["[NEW]"]), added_tokens__json={"[NEW]": len(WORDS)})
+    assert tokens(found, "a [NEW] [new] b") == "a [NEW] [ new ] b"
+    bpe = byte_bpe(add_prefix_space=False)
+    mask = {"content": "<mask>", "lstrip": True}
+    found = load(
+        bpe,
+        added_tokens__json={"<mask>": bpe.token_to_id("<mask>")},
+        tokenizer_config__json={"mask_token": mask},
+    )
+    assert tokens(found, "a <mask> b", masked=True) == "a <mask> Ġ b"
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"tokenizer_config__json": {"additional_special_tokens": ["<e1>"]}},
+        {"tokenizer_config__json": {"extra_special_tokens": ["<e1>"]}},
+        {"tokenizer_config__json": {"extra_special_tokens": {"entity": "<e1>"}}},
+        {"tokenizer_config__json": {"bos_token": "<e1>"}},
+        {"special_tokens_map__json": {"additional_special_tokens": [{"content": "<e1>"}]}},
+    ],
+)
+def test_a_token_that_settings_name_as_special_is_one(others):
+    assert tokens(load(wordpiece()), "a <e1> b") == "a < e1 > b"
+    assert tokens(load(wordpiece(), **others), "a <e1> b") == "a <e1> b"
+
+
+@pytest.mark.parametrize(
+    ("in_json", "settings", "expected"),
+    [
+        (False, {"tokenizer_class": "RobertaTokenizerFast", "add_prefix_space": True}, "Ġ a"),
+        (True, {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": False}, "a"),
+        (True, {"tokenizer_class": "RobertaTokenizer"}, "a"),
+        (False, {"tokenizer_class": GENERIC, "add_prefix_space": True}, "a"),
+        (True, {}, "Ġ a"),
+    ],
+)
+def test_the_space_before_the_first_word(in_json, settings, expected):
+    found = load(byte_bpe(add_prefix_space=in_json), tokenizer_config__json=settings)
+    assert tokens(found, "a") == expected
+
+
+def test_a_generic_class_normalizes_as_its_tokenizer_json():
+    for name, expected in ((GENERIC, "a e"), ("BertTokenizer", "A é")):
+        settings = {"tokenizer_class": name, "do_lower_case": False}
+        assert tokens(load(wordpiece(), tokenizer_config__json=settings), "A é") == expected
+
+
+def test_a_template_without_cls_is_refused():
+    with refused("gets the special tokens [SEP], not [CLS] and [SEP]", "post_processor"):
+        load(wordpiece(single="$A [SEP]"))
+
+
+def test_the_offsets_of_composed_characters():
+    tokenizer = tokenizer_training.train(
+        ["cafe\u0301 한국 x\u0323\u0307"] * 9, TokenizerConfig(kind="wordpiece"), 60
+    )
+    for text in ("cafe\u0301 a", "x\u0323\u0307", "\u1112\u1161\u11ab\u1100\u116e\u11a8"):
+        ids, offsets = tokenizer.encode_with_offsets(text)
+        assert len(ids) == len(offsets)
+        covered = {i for start, end in offsets for i in range(start, end)}
+        assert covered == {i for i, character in enumerate(text) if character != " "}
+
+
+def test_a_sentencepiece_comes_back_from_transformers():
+    """Whose `save_pretrained` writes a `tokenizer.json` of it, and no .model."""
+    sentences = ["the river bank is here", "élan vital office", "don't stop... [x] (y)"] * 30
+    model = ModelConfig(hidden_size=8, num_attention_heads=2)
+    own = tokenizer_training.train(sentences, TokenizerConfig(kind="sentencepiece"), 200)
+    content = files(own, model)
+    found = tokenizer_loading.from_files({"tokenizer.json": content["tokenizer.json"]}, "here")
+    assert (found.kind, found.special_ids) == ("unigram", own.special_ids)
+    for text in (*sentences[:3], " the  river ", "élan"):
+        assert list(found.encode([text])[0]) == own.encode([text])[0].tolist()
+    for text in ("the [MASK] bank", "the [MASK]. [MASK]"):
+        assert found.encode_with_masks(text) == own.encode_with_masks(text)
