@@ -185,11 +185,13 @@ def _has_ids_of(tokenizer: tokenizers.Tokenizer, model: SentencePieceTokenizer) 
 def _configure(
     tokenizer: tokenizers.Tokenizer, settings: Mapping[str, Any], added: Mapping[int, Any]
 ) -> None:
-    kind = str(settings.get("tokenizer_class")).removesuffix("Fast")
+    # The class of `transformers` whose settings overrule the tokenizer.json.
+    kind = str(settings.get("tokenizer_class", "")).removesuffix("Fast")
     is_bert = isinstance(tokenizer.normalizer, normalizers.BertNormalizer)
     for name in _NORMALIZER.keys() & settings.keys() if is_bert and kind not in _GENERIC else ():
         setattr(tokenizer.normalizer, _NORMALIZER[name], settings[name])
-    if kind == "RobertaTokenizer" and isinstance(tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel):
+    is_byte_level = isinstance(tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel)
+    if kind and kind not in _GENERIC and is_byte_level:
         tokenizer.pre_tokenizer.add_prefix_space = bool(settings.get("add_prefix_space"))
     known = tokenizer.get_added_tokens_decoder()
     for index, token in sorted(added.items()):

@@ -1,4 +1,4 @@
-"""The tokenizer of a Unigram `tokenizer.json`, as XLM-RoBERTa and exports of SentencePiece have."""
+"""The tokenizer of a Unigram `tokenizer.json`, such as `transformers` makes of a SentencePiece."""
 
 from collections.abc import Sequence
 
