@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-FILL = -1  # the index of a sequence or an example of padding alone, which no loss or score counts
+# The index that stands for no sequence or example: all padding, which no loss or score counts.
+FILL = -1
 
 
 class Ragged:
@@ -16,9 +17,9 @@ class Ragged:
         self._values = np.concatenate(arrays) if len(arrays) else np.zeros(0, np.int32)
 
     def take(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the values of some arrays, [m], and where each is from.
+        """Return the values of the arrays at some indices, concatenated, [m].
 
-        That is which of `indices` its array has, [m], and its position in the array, [m].
+        Also, for each value, the position in `indices` of its array, and its own in that array.
         """
         sizes = self.sizes[indices]
         owners = np.repeat(np.arange(len(indices)), sizes)
@@ -42,14 +43,15 @@ class TokenSequences:
         num_types: int,
         roles: Sequence[np.ndarray] = (),
     ):
-        """Take the token ids of each sequence, with special tokens.
+        """Store the sequences.
 
         Args:
           token_ids: of each sequence, with special tokens.
-          second_starts: of each sequence, where its second text starts; its length without one.
+          second_starts: of each sequence, where its second text starts; its length if it has none.
           pad_id: of the tokenizer.
           num_types: the number of the model's token types; 1 if it does not tell texts apart.
-          roles: of each token, where tokens have roles, as the model numbers them.
+          roles: of each token, where the model tells tokens apart by numbers of its own, such as
+            those of late interaction that have no vector.
         """
         self._token_ids = Ragged(token_ids)
         self._second_starts = np.array(second_starts, np.int64)
@@ -58,7 +60,7 @@ class TokenSequences:
         self.lengths = self._token_ids.sizes
 
     def padded(self, indices: np.ndarray, length: int) -> dict[str, np.ndarray]:
-        """Return the sequences of some indices, [B], each padded to `length`.
+        """Return the sequences of some indices, [B], padded to `length`; FILL is padding alone.
 
         That is `input_ids`, `token_type_ids` and `attention_mask`, and where tokens have roles
         `token_roles`, [B, length] int32.
@@ -67,10 +69,10 @@ class TokenSequences:
         return self._arrays(indices, rows, starts, np.ones_like(rows), (len(indices), length))[0]
 
     def packed(self, indices: np.ndarray, length: int) -> dict[str, np.ndarray]:
-        """Return sequences one after the other, those of a row of `indices`, [B, T], in one.
+        """Pack the sequences of each row of `indices`, [B, T], into one of `length` tokens.
 
-        To the arrays of `padded` come `position_ids`, [B, length], and `segment_starts`, [B, T];
-        `attention_mask` has the number of the segment of each token, from 1.
+        Besides the arrays of `padded`, return `position_ids`, [B, length], and `segment_starts`,
+        [B, T]. `attention_mask` has the number of the segment of each token, from 1.
         """
         sizes = np.where(indices == FILL, 0, self.lengths[indices])
         starts = np.where(indices == FILL, 0, np.cumsum(sizes, axis=1) - sizes)
@@ -94,8 +96,8 @@ class TokenSequences:
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Return the arrays of a batch, and the position of each token in its sequence.
 
-        Each sequence is written into its row, from its start on; its tokens have the number of its
-        segment in the mask.
+        Each sequence is written into its row, from its start on; `attention_mask` has the number of
+        its segment.
         """
         present = indices != FILL
         indices, rows, starts = indices[present], rows[present], starts[present]

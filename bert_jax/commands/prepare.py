@@ -7,7 +7,7 @@ The same command again resumes after an interruption. Any number of machines can
     bert-jax prepare 'text/*.txt' stores/mine --sample=1  # trains the tokenizer, on a gigabyte
     bert-jax prepare 'text/*.txt' stores/mine --shard=0/16  # and so on, to 15/16, in any order
 
-A runner of Apache Beam does the last, on its own machines; its options come after --:
+A runner of Apache Beam can prepare all shards, on its own machines; its options come after --:
 
     bert-jax prepare 'text/*.txt' stores/mine --runner=FlinkRunner -- --flink_master=HOST:PORT
 """
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace, options: list[str]) -> None:
             end = _prepare_shard(args, data, folder, shard)
         else:
             end = _prepare_whole(args, data, config, folder)
-    if end:  # of what may have been sent meanwhile
+    if end:  # once the folder has been sent to a STORE that is a URL
         print(end)
 
 
@@ -200,7 +200,7 @@ def _prepare_whole(
 
 @contextlib.contextmanager
 def _replacing(folder: Path, *, force: bool) -> Iterator[Path]:
-    """Yield the folder to write: beside a store that it replaces, which is whole until then."""
+    """Yield the folder to write; with `force`, one beside the store that it replaces at the end."""
     from bert_jax.text import store
 
     if not force or not os.path.lexists(folder):
@@ -228,7 +228,7 @@ def _tokenizer_of_shards(args: argparse.Namespace, folder: Path) -> Any:
 
 
 def _check_no_training(args: argparse.Namespace) -> None:
-    """Refuse settings of a tokenizer to train where the store of the shards has one."""
+    """Refuse flags that train a tokenizer: shards have that of their store."""
     flags = "--tokenizer", "--vocab-size", "--model-type", "--cased", "--strip-accents"
     for flag in flags:
         name = flag.removeprefix("--").replace("-", "_")

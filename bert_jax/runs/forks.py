@@ -13,18 +13,18 @@ from bert_jax.storage import paths, remote
 from bert_jax.storage.paths import AnyPath
 from bert_jax.training import checkpoint
 
-# Fields of a model that may differ from the run that is forked.
+# Fields of a model that a fork may change.
 _FREE = (*weights.COMPUTATION, *weights.DROPOUTS, "initializer_range", "global_rope_theta")
 
 
 def find(fork: str | AnyPath) -> AnyPath:
-    """Return the checkpoint of a run that is meant by RUN, RUN@STEP or its own path."""
+    """Return the path of the checkpoint that is named by RUN, RUN@STEP or its own path."""
     name, at, step = str(fork).rpartition("@")
-    if not (at and step.isdigit()) or os.path.exists(fork):
+    if not (at and step.isdecimal()) or os.path.exists(fork):
         name, step = str(fork), ""
     path = paths.as_path(name)
     with remote.reading(path):
-        if path.name.isdigit() and paths.is_folder(path / "state"):
+        if path.name.isdecimal() and paths.is_folder(path / "state"):
             return path
         found = checkpoint.list_checkpoints(path / "checkpoints")
     if not found:
@@ -35,7 +35,7 @@ def find(fork: str | AnyPath) -> AnyPath:
     steps = sorted(int(path.name) for path in found)
     if step and int(step) not in steps:
         kept = ", ".join(f"{each:,}" for each in steps)
-        raise UserError(f"--fork={fork}: {name} has no such checkpoint; choose of {kept}")
+        raise UserError(f"--fork={fork}: {name} has no such checkpoint; choose one of {kept}")
     return path / "checkpoints" / str(int(step or steps[-1]))
 
 
@@ -49,13 +49,14 @@ def read_config(fork: AnyPath) -> TrainConfig:
 def resolve(
     config: TrainConfig, fork: AnyPath, saved: TrainConfig, workdir: Workdir
 ) -> TrainConfig:
-    """Return the config of a fork, with what it keeps of the run; UserError if it does not fit."""
+    """Return `config` with what a fork keeps of the saved run; UserError if they do not fit."""
     if fork.parent == workdir.checkpoints or workdir.path.resolve() in fork.resolve().parents:
         raise UserError(f"--fork begins a new run; choose another --workdir than {workdir.path}")
     config = copy.deepcopy(config)
     config.model.vocab_size = config.model.vocab_size or saved.model.vocab_size
     workdirs.keep_begun_stages(config, saved, int(fork.name))
-    if config.data.length_warmup_fraction >= 1:  # 0 drops what is left of it
+    # From 1 on it is a number of steps, of which a shorter run cannot have all; 0 is none.
+    if config.data.length_warmup_fraction >= 1:
         kept = min(config.data.length_warmup_fraction, config.steps - 1)
         config.data.length_warmup_fraction = float(kept)
     _check_state(config, fork, saved)
@@ -63,7 +64,7 @@ def resolve(
 
 
 def _check_state(config: TrainConfig, fork: AnyPath, saved: TrainConfig) -> None:
-    """Refuse a field that changes the meaning of the state, and a run that has nothing to do."""
+    """Refuse a field that changes the meaning of the state, and a fork without steps left."""
     there, here = settings.flatten(saved), settings.flatten(config)
     for name in there:
         is_fixed = name.startswith("model.") and name.removeprefix("model.") not in _FREE

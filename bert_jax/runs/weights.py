@@ -21,7 +21,7 @@ from bert_jax.training.step import TrainState
 # Fields of a model that may differ from the ones its weights were trained with.
 COMPUTATION = ("dtype", *settings.resumable(ModelConfig))
 DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
-_POSITIONS = "position_embeddings"  # the parameter
+_POSITIONS = "position_embeddings"  # the name of the parameter of learned positions
 
 
 def initial_state(
@@ -52,7 +52,7 @@ def initial_state(
 
 
 def _read_state(source: AnyPath, like: TrainState, positions: int | None) -> TrainState:
-    """Read a state; interpolate the learned positions of a fork, with their moments, to more."""
+    """Read a state; with `positions`, interpolate its learned positions and their moments."""
     if positions is None:
         return checkpoint.read_state(source, like)
 
@@ -76,7 +76,7 @@ def interpolate(positions: Any, count: int) -> jax.Array:
 
 
 def copy_params(params: Any, source: Any) -> Any:
-    """Return `params` with those that `source` has too replaced by copies, on the same devices."""
+    """Return `params` with each one that `source` also has replaced by a copy, placed alike."""
     sources: Any = traverse_util.flatten_dict(source, sep="/")
     copied: Any = traverse_util.flatten_dict(params, sep="/")
     for name in sources.keys() & copied.keys():
@@ -91,7 +91,7 @@ def copy_params(params: Any, source: Any) -> Any:
 
 
 def check_shapes(params: Any, model: ModelConfig) -> None:
-    """Refuse parameters to begin with whose shapes are not those of a model."""
+    """Refuse initial parameters whose shapes are not those of a model; it may have others too."""
     as_float32 = dataclasses.replace(model, dtype="float32")  # "auto" is not resolved yet
     shapes: Any = names.param_shapes(pretraining_model(as_float32, pairs=True))
     wanted: Any = traverse_util.flatten_dict(shapes, sep="/")
@@ -107,5 +107,5 @@ def check_shapes(params: Any, model: ModelConfig) -> None:
         refuse(
             is_used and shape != param.shape,
             f"--init has {name} of shape {param.shape}, which the config does not ask for",
-            fix="leave the shape of the model out of the command",
+            fix="leave the sizes of the model out of the command",
         )

@@ -18,10 +18,10 @@ def wordpiece_normalizer(*, lowercase: bool, strip_accents: bool) -> normalizers
 
 
 def end_of_composed(text: str, start: int, end: int, limit: int) -> int:
-    """Return the end of a token, with the characters after it that its last one composes with."""
-    while end < limit and text[end] > "\u02ff":
-        token, longer = (len(normalize("NFC", text[start:stop])) for stop in (end, end + 1))
-        if longer > token:
+    """Return `end`, moved past the characters before `limit` that NFC merges into a token."""
+    while end < limit and text[end] > "\u02ff":  # no character up to it composes with another
+        length, extended = (len(normalize("NFC", text[start:stop])) for stop in (end, end + 1))
+        if extended > length:
             break
         end += 1
     return end

@@ -14,7 +14,8 @@ from bert_jax.storage import checksums, json_files
 from bert_jax.text import store, tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
 
-_EMPTY = {"tokens": 0, "sentences": 8, "documents": 8}  # bytes: the first starts are 0
+# Bytes of the files of an empty split: sentences and documents begin with a start, an int64 of 0.
+_EMPTY = {"tokens": 0, "sentences": 8, "documents": 8}
 Document = tuple[str, list[str]]  # the split and the sentences
 
 
@@ -26,7 +27,7 @@ class StoreWriter:
     """
 
     def __init__(self, folder: Path):
-        """Continue what `progress.json` of `folder` records; UserError if a file is damaged."""
+        """Continue what `progress.json` of `folder` records; UserError if files do not fit it."""
         self._folder, self._path = folder, folder / "progress.json"
         record = {"documents": 0, "checksums": {}, **store.read_record(self._path)}
         record.pop("failed", None)
@@ -70,7 +71,7 @@ class StoreWriter:
         json_files.write_record(self._path, record)
 
     def complete_record(self) -> dict[str, Any]:
-        """Return what `store.json` says if no document follows."""
+        """Return the record to write to `store.json` if no more documents come."""
         record = {name: value for name, value in self._record.items() if name != "documents"}
         return {**record, "vocab_size": self.tokenizer.vocab_size}
 
@@ -92,7 +93,7 @@ def _count_unknown(tokenizer: Tokenizer, sentences: list[str], ids: Sequence[Any
 
 
 def _open_split(folder: Path, sizes: dict[str, Any] | None, dtype: str) -> dict[str, Any]:
-    """Return the size of each file of a split, without what was written but not recorded."""
+    """Create the files of a split, or truncate them to what was recorded; return their sizes."""
     folder.mkdir(exist_ok=True)
     for name in store.FILES:
         path = folder / f"{name}.bin"

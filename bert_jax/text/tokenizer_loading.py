@@ -43,7 +43,7 @@ _ADDITIONAL = ("additional_special_tokens", "extra_special_tokens")
 _GENERIC = ("PreTrainedTokenizer", "TokenizersBackend")
 NAMES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt")
 NAMES += (_SETTINGS, _ADDED_TOKENS, _SPECIAL_TOKENS)
-# How the words of Japanese are found, and parts of them, where it is not as in BERT.
+# Settings of Japanese tokenizers, with the only values that are read: those of BERT.
 _WORDS = {"word_tokenizer_type": "basic", "subword_tokenizer_type": "wordpiece"}
 
 
@@ -109,7 +109,7 @@ def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True
         else:
             listed = json.loads(files.get(_SPECIAL_TOKENS, b"{}"))
             added = _additional(vocabulary, settings, listed, has_own=is_json) | added
-            if is_json and _DECODER not in settings:  # which has its own, as older files do
+            if is_json and _DECODER not in settings:  # older files: those of the tokenizer.json win
                 own = vocabulary.get_added_tokens_decoder()
                 added = {index: token for index, token in added.items() if index not in own}
             _configure(vocabulary, settings, added)
@@ -124,7 +124,8 @@ def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True
 def _read_vocabulary(
     files: Mapping[str, bytes], settings: Mapping[str, Any], *, lowercase: bool
 ) -> SentencePieceTokenizer | tokenizers.Tokenizer:
-    names = {Path(name).suffix: name for name in [*files][::-1]}
+    # The first file of each suffix.
+    names = {Path(name).suffix: name for name in [*files][::-1] if name != "merges.txt"}
     text = files.get("tokenizer.json", b"").decode()
     tokenizer = tokenizers.Tokenizer.from_str(text) if "tokenizer.json" in files else None
     if ".model" in names:
@@ -132,7 +133,7 @@ def _read_vocabulary(
         refuse(
             tokenizer is None and names[".model"] == _OTHER_IDS,
             f"the ids of its model are not those of {_OTHER_IDS}",
-            fix="put the model's tokenizer.json beside it",
+            fix="put the model's tokenizer.json beside it, and give their folder",
         )
         if tokenizer is None or _has_ids_of(tokenizer, from_model):
             return from_model
@@ -140,7 +141,7 @@ def _read_vocabulary(
         _check_json(tokenizer.model, text, has_model=".model" in names)
         return tokenizer
     if {"vocab.json", "merges.txt"} <= {*files}:
-        lines = files["merges.txt"].decode().split("\n")
+        lines = files["merges.txt"].decode().replace("\r\n", "\n").split("\n")
         lines = lines[lines[0].startswith("#version") :]
         merges: Any = [line.partition(" ")[::2] for line in lines if line]
         tokenizer = tokenizers.Tokenizer(models.BPE(json.loads(files["vocab.json"]), merges))
@@ -164,13 +165,13 @@ def _check_json(model: Any, text: str, *, has_model: bool) -> None:
     refuse(
         kind == "WordPiece" and model.unk_token not in WordPieceTokenizer.special,
         "tokenizer.json has no token for unknown words",
-        fix="BERT's is [UNK]",
+        fix="set its unk_token to [UNK], as BERT's is",
     )
     refuse(
         kind not in _CLASSES or (kind == "BPE" and '"ByteLevel"' not in text),
-        f"a {kind} tokenizer.json is read from its .model"
+        f"a {kind} tokenizer.json is not read, only its .model is"
         + (", and the one beside it has other ids" if has_model else ""),
-        fix="put its own beside it",
+        fix="put its own .model beside it, and give their folder",
     )
 
 
@@ -186,7 +187,7 @@ def _configure(
     tokenizer: tokenizers.Tokenizer, settings: Mapping[str, Any], added: Mapping[int, Any]
 ) -> None:
     # The class of `transformers` whose settings overrule the tokenizer.json.
-    kind = str(settings.get("tokenizer_class", "")).removesuffix("Fast")
+    kind = str(settings.get("tokenizer_class") or "").removesuffix("Fast")
     is_bert = isinstance(tokenizer.normalizer, normalizers.BertNormalizer)
     for name in _NORMALIZER.keys() & settings.keys() if is_bert and kind not in _GENERIC else ():
         setattr(tokenizer.normalizer, _NORMALIZER[name], settings[name])

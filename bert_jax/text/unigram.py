@@ -6,8 +6,7 @@ import tokenizers
 
 from bert_jax.text.tokenizer import FastTokenizer, SentencePieceTokenizer
 
-# Of padding, unknown text, [CLS], [SEP] and [MASK]: those of SentencePiece models that are trained
-# here, or else fairseq's.
+# The names of padding, unknown text, [CLS], [SEP] and [MASK], those that are preferred first.
 _SPECIAL = (
     ("<pad>", "[PAD]"),
     ("<unk>", "[UNK]"),
@@ -18,7 +17,7 @@ _SPECIAL = (
 
 
 class UnigramTokenizer(FastTokenizer):
-    """Unigrams with other ids than those of a SentencePiece .model (Conneau et al. 2020)."""
+    """A Unigram tokenizer, whose ids may differ from its .model's (Conneau et al. 2020)."""
 
     kind = "unigram"
     _continuation = SentencePieceTokenizer._continuation
@@ -32,7 +31,8 @@ class UnigramTokenizer(FastTokenizer):
         super().__init__(tokenizer)
 
     def encode_rest(self, text: str) -> Sequence[int]:
-        # After a special token, whose rule for the space before a word is the pre-tokenizer's.
+        # After [MASK], so that the pre-tokenizer adds a space before the text only where it does
+        # so there, too; then without it.
         return self.encode([self.id_to_token(self.mask_id) + text])[0][1:]
 
     def encode_literally(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:

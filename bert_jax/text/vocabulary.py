@@ -8,9 +8,9 @@ from bert_jax.text.tokenizer import ByteLevelTokenizer, Tokenizer, WordPieceToke
 def spellings(new: Tokenizer, old: Tokenizer) -> list[list[int]]:
     """Return, for each token of `new`, the ids of the tokens of `old` that spell it.
 
-    A token that both have is spelled by itself, and a special token by its like. The list is empty
-    where `old` does not know the text of a token, or where the token is a part of a character and
-    `old` does not write text as bytes, too.
+    A special token is spelled by the one of the same role, and a token that both have, if they are
+    of one kind, by itself. What `old` does not know is left out, so that a list may be empty; so is
+    that of a part of a character, unless both write text as bytes.
 
     Source: fast vocabulary transfer (Gee et al. 2022).
 
@@ -41,7 +41,7 @@ def spellings(new: Tokenizer, old: Tokenizer) -> list[list[int]]:
 def _spelling(
     index: int, new: Tokenizer, old: Tokenizer, ids: dict[str, int]
 ) -> Sequence[int] | None:
-    """Return the tokens of `old` that spell a token; None if it is to be encoded as a word."""
+    """Return the ids of `old` that spell a token; None if it is to be encoded as a word."""
     name, text = new.id_to_token(index), _text(new, index)
     if new.kind == old.kind and name in ids:
         return [ids[name]]

@@ -295,7 +295,7 @@ def test_a_fork_of_another_state_is_refused(
 def test_what_cannot_be_forked(tiny_config, stopped, tmp_path, bert_jax_main):
     config = changed(tiny_config, steps=8)
     for fork, message in (
-        (f"{stopped}@5", "has no such checkpoint; choose of 4"),
+        (f"{stopped}@5", "has no such checkpoint; choose one of 4"),
         (tmp_path, "is no workdir with checkpoints; give RUN or RUN@STEP"),
         ("x" * 5000, "is no workdir"),
     ):

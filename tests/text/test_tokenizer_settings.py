@@ -135,3 +135,8 @@ def test_a_sentencepiece_comes_back_from_transformers():
         assert list(found.encode([text])[0]) == own.encode([text])[0].tolist()
     for text in ("the [MASK] bank", "the [MASK]. [MASK]"):
         assert found.encode_with_masks(text) == own.encode_with_masks(text)
+
+
+def test_merges_alone_are_no_vocabulary():
+    with refused("no sentencepiece .model, tokenizer.json, vocab.txt"):
+        tokenizer_loading.from_files({"merges.txt": b"a b\n"}, "here")
