@@ -110,8 +110,8 @@ def _sources(
             f"data.eval is {data.eval}, the recipe's own examples, and the training examples are "
             "others; give a file, or none (--config.data.eval=none), which holds out a part of them"
         )
-    is_tfds = is_own and not str(train).startswith("tfds:")
-    if is_tfds and any(source.startswith("tfds:") for source in evals.values()):
+    is_not_tfds = is_own and not str(train).startswith("tfds:")
+    if is_not_tfds and any(source.startswith("tfds:") for source in evals.values()):
         console.warn(
             f"data.eval is {data.eval}, perhaps the recipe's own, and the training examples are "
             "others; with --config.data.eval=none a part of these is held out"

@@ -9,8 +9,8 @@ def spellings(new: Tokenizer, old: Tokenizer) -> list[list[int]]:
     """Return, for each token of `new`, the ids of the tokens of `old` that spell it.
 
     A special token is spelled by the one of the same role, and a token that both have, if they are
-    of one kind, by itself. What `old` does not know is left out, so that a list may be empty; so is
-    that of a part of a character, unless both write text as bytes.
+    of one kind, by itself. What `old` does not know is dropped, so that a list may be empty. That
+    of a part of a character is empty, unless both write text as bytes.
 
     Source: fast vocabulary transfer (Gee et al. 2022).
 
