@@ -17,7 +17,7 @@ import contextlib
 import os
 import shlex
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +138,9 @@ def _check_flags(args: argparse.Namespace, options: list[str]) -> None:
         raise UserError(f"--tokenizer={args.tokenizer} does not exist; {hint}")
     if args.sample is not None and is_path:
         raise UserError("--sample trains a tokenizer; choose --tokenizer=KIND or no --sample")
+    if is_path:
+        flags = "--vocab-size", "--model-type", "--strip-accents"
+        _refuse_flags(args, flags, "a tokenizer that is trained already", fix="leave it out")
 
 
 def _train_tokenizer(
@@ -223,20 +226,18 @@ def _tokenizer_of_shards(args: argparse.Namespace, folder: Path) -> Any:
 
     if args.tokenizer not in _KINDS:
         return _load_tokenizer(args)
-    _check_no_training(args)
+    flags = "--tokenizer", "--vocab-size", "--model-type", "--cased", "--strip-accents"
+    what = "shards, whose tokenizer `bert-jax prepare --sample` trains"
+    _refuse_flags(args, flags, what, fix="give it there, and leave it out here")
     return shards.load_tokenizer(folder)
 
 
-def _check_no_training(args: argparse.Namespace) -> None:
-    """Refuse flags that train a tokenizer: shards have that of their store."""
-    flags = "--tokenizer", "--vocab-size", "--model-type", "--cased", "--strip-accents"
+def _refuse_flags(args: argparse.Namespace, flags: Sequence[str], what: str, *, fix: str) -> None:
+    """Refuse the first of the flags that is set, which has no effect on what is there."""
     for flag in flags:
         name = flag.removeprefix("--").replace("-", "_")
-        refuse(
-            getattr(args, name) != args.parser.get_default(name),
-            f"{flag} has no effect on shards, whose tokenizer `bert-jax prepare --sample` trains",
-            fix="give it there, and leave it out here",
-        )
+        is_set = getattr(args, name) != args.parser.get_default(name)
+        refuse(is_set, f"{flag} has no effect on {what}", fix=fix)
 
 
 def _report(args: argparse.Namespace, name: str, corpus: Any) -> None:

@@ -82,6 +82,11 @@ class Retrieval(Task):
         )
         return example
 
+    def held_out_examples(self, examples: Sequence[Example]) -> Sequence[Example]:
+        if self.is_retrieval:
+            _collection(examples)  # refused before the training if there is nothing to find
+        return examples
+
     def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
         """Return how well passages are found."""
         queries, passages, relevance = _collection(examples)

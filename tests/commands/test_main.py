@@ -208,6 +208,9 @@ def test_prepare_in_shards(tmp_path, monkeypatch, bert_jax_main):
     assert "train on it with: bert-jax pretrain --config.data.source=store" in printed
     refuse("store is complete without this shard", *words, "--shard=0/4")
     bert_jax_main(*words, "--tokenizer=store/tokenizer")  # the same text
+    for flag in ("--model-type=bpe", "--strip-accents", "--vocab-size=50"):
+        key_words = f"{flag.partition('=')[0]} has no effect on a tokenizer that is trained already"
+        refuse(key_words, *words, "--tokenizer=store/tokenizer", flag)
     bert_jax_main(*words, "--tokenizer=byte_bpe", "--vocab-size=300", "--force")
     assert not (tmp_path / "store/shards").exists()
     monkeypatch.chdir("store")

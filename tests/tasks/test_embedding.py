@@ -215,6 +215,9 @@ def test_pairs_without_a_score_are_not_asked_for():
     assert scores["mrr@10"] == 0.5  # of "two" alone, whose passage is the second
     with refused("no held-out pair has a score above 0"):
         retrieval.score(examples[:1], [np.stack([near, near])])
+    with refused("no held-out pair has a score above 0"):  # before the training
+        retrieval.held_out_examples(examples[:1])
+    assert task(loss="cosent").held_out_examples(examples[:1]) == examples[:1]
 
 
 def test_texts_that_do_not_belong_together_are_no_pairs(tmp_path):
