@@ -71,13 +71,18 @@ def show(text: str = "", level: Level = Level.PROGRESS) -> None:
     current = _OUTPUT.get(_DEFAULT)
     if current.level >= level:
         with tqdm.external_write_mode():
-            print(text, flush=True, file=sys.stderr if current.to_stderr else sys.stdout)
+            print(text, flush=True, file=_stream())
         current.last_line = time.monotonic()
+
+
+def _stream() -> TextIO:
+    """Return where lines are printed."""
+    return sys.stderr if _OUTPUT.get(_DEFAULT).to_stderr else sys.stdout
 
 
 def warn(text: str) -> None:
     """Print a warning, with its label in colour on a terminal."""
-    show(f"{coloured('warning', 33, sys.stdout)}    {text}", Level.RESULTS)
+    show(f"{coloured('warning', 33, _stream())}    {text}", Level.RESULTS)
 
 
 @contextlib.contextmanager
@@ -131,6 +136,23 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def epochs(number: float) -> str:
+    """Return a number of epochs in words."""
+    text = f"{number:.1g}"
+    if number >= 0.1:
+        text = f"{number:,.{1 + (number < 10)}f}".rstrip("0").rstrip(".")
+    return "1 epoch" if text == "1" else f"{text} epochs"
+
+
+def speed(number: float, noun: str) -> str:
+    """Return a number of things a second in words.
+
+    >>> [speed(number, "sequence") for number in (0.4321, 3.21, 4321.0)]
+    ['0.43 sequences/s', '3.2 sequences/s', '4,321 sequences/s']
+    """
+    return f"{number:.2g} {noun}s/s" if number < 9.95 else f"{number:,.0f} {noun}s/s"
+
+
 def quoted(word: Any) -> str:
     """Return a word of a command so that a shell takes it as it is, and the command as no flag."""
     text = str(word)
@@ -144,6 +166,7 @@ class Work:
         self.doing, self.total, self.n = doing, total, 0
         self.note = ""  # what else there is to say of it
         self._started, self.inner_seconds = time.monotonic(), 0.0  # without and of the work in it
+        self._first, self._first_seconds = 0, 0.0  # what was done when its speed was first known
         self._seconds: float | None = None  # once it has ended
         self._inner: Work | None = None
 
@@ -155,10 +178,18 @@ class Work:
 
     def left(self) -> float | None:
         """Return how many seconds it will take, None if that is unknown."""
-        # The first parts are often slower than the others, which wait for no compilation.
-        if not self.total or self.n < self.total / 100 or self.seconds() < _LONG:
+        if not self.total:
             return None
-        return max(0.0, self.total - self.n) / self.n * self.seconds()
+        done, seconds = self.n - self._first, self.seconds() - self._first_seconds
+        # The first parts are often slower than the others, which wait for no compilation.
+        if done < max(1, self.total / 100) or seconds < _LONG:
+            return None
+        return max(0.0, self.total - self.n) / done * seconds
+
+    def begin_at(self, done: int) -> None:
+        """Note that so much is done, of which nothing says how long the rest takes."""
+        self.n = self._first = done
+        self._first_seconds = self.seconds()
 
     def where(self) -> str:
         """Return how far it is."""
@@ -213,13 +244,16 @@ def follow(text: str) -> None:
     """Print what the innermost work in progress does next, and show that."""
     show(text)
     if work := _OUTPUT.get(_DEFAULT).work:
-        work.doing, work._started = text, time.monotonic()
+        work.doing, work._started, work.inner_seconds = text, time.monotonic(), 0.0
 
 
 def advance(done: int, total: int) -> None:
-    """Note how far the innermost work in progress is, if there is any."""
+    """Note how far the innermost work in progress is, if there is any; less is of its next part."""
     if work := _OUTPUT.get(_DEFAULT).work:
+        is_next_part = done < work.n
         work.n, work.total = done, total
+        if is_next_part:
+            work.begin_at(done)
 
 
 def _say(work: Work, ended: threading.Event) -> None:
@@ -229,7 +263,10 @@ def _say(work: Work, ended: threading.Event) -> None:
         work = current.work or work
         silence = min(max(_SILENCE, work.seconds() / 30), _MOST_SILENCE)
         if time.monotonic() - current.last_line >= silence:
-            show(work.text())
+            try:
+                show(work.text())
+            except BrokenPipeError:  # which ends the command at its next line
+                return
 
 
 def _draw(work: Work, ended: threading.Event) -> None:

@@ -42,6 +42,44 @@ def test_the_innermost_work_alone_says_lines(hasty, capsys):
     assert spent == "0.2 s"  # nothing that took a second
 
 
+def test_the_time_left_is_that_of_the_part_in_progress(monkeypatch):
+    """Neither what was found done nor the part before says how fast this one is."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with console.working("predicting") as work:
+        now += 100  # the first part
+        console.advance(1000, 1000)
+        now += 1
+        console.advance(10, 1000)  # of the second one
+        assert work.left() is None
+        now += 9
+        console.advance(100, 1000)
+        assert work.left() == 900 / 90 * 9
+    with console.working("tokenizing", 100) as work:
+        work.begin_at(60)
+        now += 10
+        work.n = 70
+        assert work.left() == 30
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [(0.43, "0.43 steps/s"), (1.4, "1.4 steps/s"), (9.96, "10 steps/s"), (4e4, "40,000 steps/s")],
+)
+def test_slow_work_has_a_speed(number, shown):
+    assert console.speed(number, "step") == shown
+
+
+def test_nothing_is_said_to_a_closed_pipe(hasty, monkeypatch):
+    def fail(*_, **__):
+        raise BrokenPipeError
+
+    with console.output(Level.PROGRESS), console.working("reading", says_end=False):
+        monkeypatch.setattr("builtins.print", fail)
+        time.sleep(0.2)
+        monkeypatch.undo()
+
+
 @pytest.mark.parametrize(
     ("level", "printed"),
     [

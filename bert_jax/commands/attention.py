@@ -8,11 +8,11 @@ over all texts of a file, as a page and as JSON.
 
 import argparse
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bert_jax import console
 from bert_jax.commands import process, texts
+from bert_jax.console import counted
 from bert_jax.errors import UserError
 from bert_jax.storage.paths import CHECKPOINT
 
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         raise UserError(f"{len(args.text)} texts are too many; give one, a pair, or --compare=WORD")
     from bert_jax.viewer import page, patterns
 
-    output = Path(args.output or ("patterns.html" if args.texts else "attention.html"))
+    output = args.output or ("patterns.html" if args.texts else "attention.html")
     outputs = patterns.files(output) if args.texts else (output,)
     for path in outputs:
         page.check_output(path, force=args.force)
@@ -76,7 +76,7 @@ def _texts_and_pairs(lines: Iterable[tuple[str, str]]) -> Iterator[str | tuple[s
 
 def _print(found: "Patterns") -> None:
     """Print the strongest heads of each kind."""
-    print(f"{found.num_texts:,} texts of {found.num_tokens:,} tokens")
+    print(f"{counted(found.num_texts, 'text')} of {counted(found.num_tokens, 'token')}")
     for name, uniform in found.uniform.items():
         heads = [f"layer {i} head {j:<2} {share:4.0%}" for i, j, share in found.strongest(name)]
         words = [*heads, f"(uniform {uniform:.0%})"] if heads else ["none in these texts"]

@@ -86,10 +86,10 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         with console.working("embedding", says_end=False):
             embedded = map(embed, chunks(line for _, line in lines))
             write_arrays(Path(args.output), _arrays(embedded))
-        print(f"{args.output}: {len(is_truncated):,} texts")
+        print(f"{args.output}: {console.counted(len(is_truncated), 'text')}")
     if any(is_truncated):
-        longest = f"the model's {encoder.max_length:,} tokens"
-        note = f"{sum(is_truncated):,} of them are longer than {longest} and were truncated"
+        truncated = console.counted(sum(is_truncated), "text")
+        note = f"truncated {truncated} to the model's {encoder.max_length:,} tokens"
         print(note, file=sys.stderr if args.json else sys.stdout)
 
 

@@ -35,5 +35,4 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     of = f"{counted(len(index), 'text')} of {counted(len(args.files), 'file')}"
     print(f'{args.output}: {of}; to search: bert-jax search {quoted(args.output)} "a question"')
     if index.num_truncated:
-        note = "of them are longer than what the model reads and were truncated"
-        print(f"{index.num_truncated:,} {note}")
+        print(f"truncated {counted(index.num_truncated, 'text')} to what the model reads")

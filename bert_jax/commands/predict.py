@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from bert_jax.commands import process, texts
 from bert_jax.commands.flags import Parser, add_data_dir
+from bert_jax.console import counted
 from bert_jax.errors import UserError, refuse, without_controls
 from bert_jax.storage.paths import CHECKPOINT, check_writable
 from bert_jax.text.files import STDIN, file_type
@@ -93,12 +94,12 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         truncated += predictions.num_truncated
         if output:
             paths = predictions.save(output)
-            say(f"{count:,} examples: {', '.join(map(str, paths))}")
+            say(f"{counted(count, 'example')}: {', '.join(map(str, paths))}")
         if lines is None:
             scores = (f"{name} {value:z.4f}" for name, value in predictions.scores.items())
             say(", ".join(scores) or "no scores: not every example has a label")
     if truncated:
-        say(f"truncated {truncated:,} texts to {bert.data.max_length} tokens")
+        say(f"truncated {counted(truncated, 'text')} to {bert.data.max_length} tokens")
 
 
 def _given(args: argparse.Namespace, task: "Task", data: "DataFiles") -> Lines:

@@ -6,7 +6,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from bert_jax.config import DataFiles, FinetuneConfig, TrainConfig, settings
-from bert_jax.console import counted
+from bert_jax.console import counted, epochs
 from bert_jax.convert.exportable import Exportable
 from bert_jax.convert.huggingface import Exported
 from bert_jax.convert.sentence_transformers import LIBRARY
@@ -129,7 +129,7 @@ def _training(source: Any, run: Any, results: Any, origin: str) -> list[str]:
             _code(_short(text)) for text in (run.data.train, run.data.eval) if text
         )
         files = files or "examples in memory"
-        lines.append(f"Fine-tuned for {run.task.kind} on {files}, {run.epochs:g} epochs.")
+        lines.append(f"Fine-tuned for {run.task.kind} on {files}, {epochs(run.epochs)}.")
     else:
         text, step = _code(_short(run.data.source)), int(source.name)
         if counts := results.get("text"):
@@ -191,4 +191,4 @@ def _short(files: str) -> str:
 
 def _code(text: str) -> str:
     plain = "".join(c if c.isprintable() else " " for c in text)
-    return "`" + plain.replace("`", "'").replace("|", "\\|") + "`"
+    return "`" + plain.replace("`", "'") + "`"

@@ -155,10 +155,10 @@ def as_text(plans: Sequence[Plan]) -> str:
             size, axes = each["bytes"] / 1e6, " × ".join(each["axes"])
             lines.append(f"  sends {size:15,.1f} MB: {each['collective']} over {axes}")
         if "seconds" in plan:
-            speed, mfu = plan["sequences_per_second"], plan["mfu"]
+            speed, mfu = console.speed(plan["sequences_per_second"], "sequence"), plan["mfu"]
             lines += [f"  {what:<9}{1e3 * s:12.3f} ms" for what, s in plan["seconds"].items()]
             share = "unknown" if mfu is None else f"{mfu:.1%} at most"
-            lines[-1] += f" at least: {speed:,.0f} sequences/s, MFU {share}"
+            lines[-1] += f" at least: {speed}, MFU {share}"
     return "\n".join(lines)
 
 
@@ -167,7 +167,9 @@ def _describe_devices(plan: Plan) -> list[str]:
     if plan["mesh"]["fsdp"] > 1:
         axes += f", ZeRO {plan['zero']}"
     parameters = f"{plan['parameters']:,} parameters"
-    lines = [f"{plan['topology']}: {plan['devices']} devices as {axes}; {parameters}"]
+    lines = [
+        f"{plan['topology']}: {console.counted(plan['devices'], 'device')} as {axes}; {parameters}"
+    ]
     chip = CHIPS.get(plan["topology"].split(":")[0])
     if not plan["compiled"]:
         asked = "; --compile asks the compiler" if chip is None or chip.is_tpu else ""

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from bert_jax.config import ModelConfig, OptimizerConfig
 from bert_jax.config.schedule import RateSchedule, Stage
+from bert_jax.console import counted
 from bert_jax.distributed import hosts
 from bert_jax.distributed.devices import device_name
 from bert_jax.models.architecture import describe_attention
@@ -41,14 +42,6 @@ def case(tokenizer: Tokenizer) -> str:
     return ", lower case" if upper == lower and tokenizer.unk_id not in upper else ""
 
 
-def epochs(number: float) -> str:
-    """Return a number of epochs in words."""
-    text = f"{number:.1g}"
-    if number >= 0.1:
-        text = f"{number:,.{1 + (number < 10)}f}".rstrip("0").rstrip(".")
-    return "1 epoch" if text == "1" else f"{text} epochs"
-
-
 def batch(stages: Iterable[Stage], microbatches: int) -> str:
     """Return the size of a batch in each stage."""
     sizes = []
@@ -69,7 +62,7 @@ def rate(schedule: RateSchedule, optimizer: OptimizerConfig) -> str:
     if len(optimizer.learning_rates) > 1:
         rates = ", ".join(f"{rate:g}" for rate in optimizer.learning_rates)
         peaks = f"the best of {rates}, found first,"
-    rises = f" after a warm-up of {schedule.warmup:,} steps" if schedule.warmup else ""
+    rises = f" after a warm-up of {counted(schedule.warmup, 'step')}" if schedule.warmup else ""
     then = {
         "linear": "falling to 0",
         "cosine": "falling to 0 as a cosine",

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from concurrent import futures
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -250,7 +251,11 @@ def _open_metrics(
         progress=lambda step: {"learning_rate": rate(step), **batches.progress(step)},
         baselines=baselines,
         figures=run.objective.figures,
-        changes=[stage.first_step for stage in run.schedule.stages[1:]],
+        changes=[
+            stage.first_step
+            for before, stage in pairwise(run.schedule.stages)
+            if stage.max_length != before.max_length
+        ],
     )
 
 

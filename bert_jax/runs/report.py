@@ -17,7 +17,7 @@ from bert_jax.batches.packing import PairStatistics
 from bert_jax.bert import Bert
 from bert_jax.config import TaskConfig, TrainConfig
 from bert_jax.config.schedule import Schedule, Stage
-from bert_jax.console import Level
+from bert_jax.console import Level, counted
 from bert_jax.convert.names import module_names
 from bert_jax.distributed import devices
 from bert_jax.distributed.hosts import print_on_main, warn_on_main
@@ -64,7 +64,7 @@ def pretraining_start(run: PretrainingRun, state: TrainState, batches: TrainBatc
     train, held_out = sizes(p.train for p in corpus.parts), sizes(p.eval for p in corpus.parts)
     sources = (
         f"source     {part.name}: {100 * part.weight:.3g}% of the sequences, {count:,}, which is "
-        f"{header.epochs(epochs)} of {len(part.train.tokens):,} tokens\n"
+        f"{console.epochs(epochs)} of {len(part.train.tokens):,} tokens\n"
         for part, count, epochs in batches.progress_of_parts(config.steps)
     )
     print_on_main(
@@ -81,7 +81,7 @@ def pretraining_start(run: PretrainingRun, state: TrainState, batches: TrainBatc
         f"{''.join(sources)}"
         f"padding    {_padding(config, pairs)}\n"
         f"batch      {header.batch(stages, config.optimizer.microbatches)}\n"
-        f"steps      {config.steps:,}, which is {header.epochs(batches.epochs())}{resumes}\n"
+        f"steps      {config.steps:,}, which is {console.epochs(batches.epochs())}{resumes}\n"
         f"rate       {header.rate(run.schedule.rate, config.optimizer)}"
     )
     if corpus.warning:
@@ -185,13 +185,14 @@ def pretraining_end(
             f"{figure.heading:<18}{value:>8}{other:>10}  {figure.baseline}{mark}", Level.RESULTS
         )
     main = objective.figures[0]
-    rows = [("\nsource", "share", "sequences", "epochs", main.title)]
+    rows = [("source", "share", "sequences", "epochs", main.title)]
     for part, count, epochs in batches.progress_of_parts(run.config.steps):
-        numbers = (f"{100 * part.weight:.3g}%", f"{count:,}", header.epochs(epochs).split()[0])
+        numbers = (f"{100 * part.weight:.3g}%", f"{count:,}", console.epochs(epochs).split()[0])
         score = scores.get(f"{main.name}/{part.name}")  # none where nothing was predicted
         rows.append((part.name, *numbers, "-" if score is None else f"{score:.3f}"))
-    for row in rows if len(rows) > 1 else ():
-        print_on_main("{:18}{:>8}{:>14}{:>10}{:>10}".format(*row), Level.RESULTS)
+    if len(rows) > 1:
+        lines = ("{:18}{:>8}{:>14}{:>10}{:>10}".format(*row) for row in rows)
+        print_on_main("\n" + "\n".join(lines), Level.RESULTS)
     longest = objective.config.model.max_position_embeddings - 2
     of_parts = zip(*(masked_sentences(part, longest) for part in corpus.parts), strict=False)
     sentences = list(itertools.chain.from_iterable(of_parts))[:NUM_SENTENCES]
@@ -294,7 +295,7 @@ def finetuning_start(run: TaskRun, batches: BucketedBatches) -> None:
         f"padding    {train.padding:.0%} at length {length}; {batches.padding:.0%} with lengths "
         f"{', '.join(map(str, batches.lengths))}\n"
         f"batch      {longest.batch_size} {held} of at most {longest.max_length} tokens\n"
-        f"steps      {len(batches):,}, which is {header.epochs(config.epochs)}\n"
+        f"steps      {len(batches):,}, which is {console.epochs(config.epochs)}\n"
         f"rate       {header.rate(run.rate, config.optimizer)}"
     )
     unknown, tokens = train.unknown
@@ -302,10 +303,11 @@ def finetuning_start(run: TaskRun, batches: BucketedBatches) -> None:
         warn_on_main(f"{unknown / tokens:.1%} {UNKNOWN_TOKENS}")
     if train.features.truncated:
         longest = config.data.max_length
-        print_on_main(f"truncated  {train.features.truncated:,} texts to {longest} tokens")
+        texts = counted(train.features.truncated, "text")
+        print_on_main(f"truncated  {texts} to {longest} tokens")
     if train.features.windowed:
         print_on_main(
-            f"windows    {train.features.windowed:,} texts have more than {length} tokens, and are "
+            f"windows    {counted(train.features.windowed, 'text')} of more than {length} tokens, "
             f"read in windows: {len(train.features):,} sequences with those of all other texts"
         )
     if train.features.skipped:
@@ -366,7 +368,8 @@ def finetuning_end(
         print_on_main(f"{name:<10} {listed}", Level.RESULTS)
     for name, count in truncated.items():
         if count:
-            print_on_main(f"truncated  {count:,} texts of {name} to data.max_length tokens")
+            texts = counted(count, "text")
+            print_on_main(f"truncated  {texts} of {name} to data.max_length tokens")
     print_on_main(
         f"results    {workdir / 'results.json'}, {workdir / 'predictions'}.*\n"
         f"checkpoint {workdir / 'best'}",

@@ -66,7 +66,8 @@ def check_named(name: object) -> None:
 
 def check_writable(path: Path) -> None:
     """Refuse a file to write in a folder that is not there, or that cannot be written."""
-    if not os.access(path.absolute().parent, os.W_OK):
+    folder = path.absolute().parent
+    if not (os.path.isdir(folder) and os.access(folder, os.W_OK)):
         raise UserError(f"{path} cannot be written there; make the folder first")
 
 

@@ -29,6 +29,7 @@ from bert_jax.training.objective import PredictionObjective
 
 _MAX_VALUE = float(np.finfo(np.float32).max)
 _MAX_INCHES, _MAX_NAMED = 36.0, 60  # of the confusion matrix, and labels with a name there
+_LONGEST_SHOWN = 25  # characters of a name there
 _MAX_CONSTANT = 20  # classes of a constant prediction that are tried, the most frequent
 _LEVELS = np.linspace(0.1, 0.9, 9)  # quantiles of the windows' confidence that are tried
 
@@ -294,7 +295,7 @@ class Classification(TextTask):
             [self.labels.index(example.label) for example in examples],
             [int(self.answer(each).argmax()) for each in predictions],
             labels=range(len(self.labels)),
-            display_labels=[label.replace("$", r"\$") for label in self.labels],
+            display_labels=[_shown(label) for label in self.labels],
             normalize="true",
             include_values=len(self.labels) <= 30,
             values_format=".0%",
@@ -311,6 +312,12 @@ class Classification(TextTask):
             warnings.filterwarnings("ignore", "Glyph .* missing from font")
             figure.savefig(temporary, format="png", dpi=120)
         temporary.replace(path)
+
+
+def _shown(label: str) -> str:
+    """Return a label as Matplotlib shows it beside a matrix: without formulas, and not too long."""
+    text = label if len(label) <= _LONGEST_SHOWN else f"{label[:_LONGEST_SHOWN]}…"
+    return text.replace("$", r"\$")
 
 
 class Regression(TextTask):

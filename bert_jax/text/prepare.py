@@ -226,7 +226,11 @@ def _tokenize(
     with console.working("tokenizing", size, says_end=False) as work:
         for batch in _read_ahead(batches):
             writer.append(batch)
-            work.n = sum(source.position for source in sources)
+            position = sum(source.position for source in sources)
+            if work.n or not previous_characters:
+                work.n = position
+            else:
+                work.begin_at(position)
             if writer.unknown_share > _MOST_UNKNOWN and work.n < size and not has_warned:
                 has_warned = True
                 console.warn(
@@ -240,12 +244,12 @@ def _tokenize(
         check_text(writer.complete_record(), source.name, writer.tokenizer.kind, held_out)
     writer.finish()
     seconds = time.monotonic() - start_time
-    characters = writer.num_characters - previous_characters
     counts = (
         console.counted(writer.num_documents, "document"),
-        console.counted(characters, "character"),
+        console.counted(writer.num_characters, "character"),
     )
-    speed = f" in {seconds:.1f} s ({characters / seconds:,.0f} a second)" if seconds >= 1 else ""
+    rate = (writer.num_characters - previous_characters) / seconds
+    speed = f" in {seconds:.1f} s ({rate:,.0f} a second)" if seconds >= 1 else ""
     console.show(f"prepared {source.name} ({source.form}): {', '.join(counts)}{speed}")
 
 

@@ -68,7 +68,7 @@ def draw(
     """
     # Imported late: it takes longer than a small run's first step.
     from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter, PercentFormatter
+    from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
     (metrics, of_optimizer), drawn = _metrics(records, baselines), {}
     rows, small = -(-len(metrics) // _COLUMNS), bool(of_optimizer)
@@ -76,7 +76,8 @@ def draw(
     grid = figure.add_gridspec(rows + small, _COLUMNS, height_ratios=[3] * rows + [1.7] * small)
     places = dict(zip(metrics, range(len(metrics)), strict=True))
     places |= {metric: rows * _COLUMNS + index for index, metric in enumerate(of_optimizer)}
-    last_step = max(record["step"] for record in records)
+    steps = [record["step"] for record in records]
+    first_step, last_step = min(steps), max(steps)
     for metric, place in places.items():
         axes = figure.add_subplot(grid[divmod(place, _COLUMNS)])
         for split, label, key in (
@@ -92,7 +93,7 @@ def draw(
             label = "without a model"
             drawn[label] = axes.axhline(baselines[metric], label=label, **_STYLES[label])
         for step in changes:
-            if step < last_step:
+            if first_step < step < last_step:
                 label = "another length"
                 drawn[label] = axes.axvline(step, label=label, **_STYLES[label])
         low, high = axes.dataLim.intervaly
@@ -105,6 +106,7 @@ def draw(
         if _SHARES.search(metric):
             axes.yaxis.set_major_formatter(PercentFormatter(1))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.suptitle(_printable(name))
     handles = [drawn[label] for label in _STYLES if label in drawn]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(_STYLES))

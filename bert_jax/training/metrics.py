@@ -203,7 +203,5 @@ def describe(
 
 def describe_speed(values: Mapping[str, float]) -> str:
     """Return the speed of a log in words."""
-    speed = f"{values['sequences_per_second']:.0f} sequences/s"
-    if "tokens_per_second" in values:
-        speed += f", {values['tokens_per_second']:,.0f} tokens/s"
-    return speed
+    nouns = {"sequences_per_second": "sequence", "tokens_per_second": "token"}
+    return ", ".join(console.speed(values[x], noun) for x, noun in nouns.items() if x in values)

@@ -119,7 +119,8 @@ function openHeads(panel) {
     keys.forEach((item, i) => item.setAttribute("aria-selected", !isQuery && i === chosen));
     showShares(queries, isQuery ? [] : drawn, "query");
     showShares(keys, isQuery ? drawn : [], "key");
-    readout.replaceChildren(...(chosen === null ? [hint()] : summary(chosen)));
+    const isHint = chosen === null || !shownHeads().length;
+    readout.replaceChildren(...(isHint ? [hint()] : summary(chosen)));
   }
 
   /** Write the mean share of the heads beside each token, and draw each head's part of it. */

@@ -358,7 +358,9 @@ function prediction() {
     const rows = best.map(([label, share]) => h("tr", {}, h("th", { scope: "row" }, say(label)),
       h("td", { class: "number" }, percent(share)),
       h("td", { class: "bar", style: `--share: ${share}` })));
-    return [h("table", { class: "labels" }, h("caption", {}, "Prediction"), h("tbody", {}, ...rows))];
+    const table = h("table", { class: "labels" },
+      h("caption", {}, labels ? "Probabilities" : "Prediction"), h("tbody", {}, ...rows));
+    return labels ? [field("Prediction", say(labels.join(", ") || "no label")), table] : [table];
   }
   return Object.entries(rest).map(([name, value]) =>
     field(name, typeof value === "number" ? number(value, 3) : String(value)));

@@ -62,7 +62,8 @@ function comparison() {
 
 /** Return a chart of lines over the layers, each with its name at its end. */
 function lineChart(lines, width, label) {
-  const last = lines[0].values.length - 1, height = clamp(width / 2, 220, 320);
+  const last = lines[0].values.length - 1, nameHeight = 15;
+  const height = Math.max(clamp(width / 2, 220, 320), nameHeight * lines.length + 40);
   const [left, right, top, bottom] = [36, width - 56, 10, height - 28];
   const lowest = Math.floor(4 * Math.min(0.99, ...lines.flatMap(({ values }) => values))) / 4;
   const x = (layer) => left + ((right - left) * layer) / last;
@@ -74,7 +75,7 @@ function lineChart(lines, width, label) {
       text(left - 8, y(tick) + 4, number(tick), "end")));
   const layerNames = range(0, last + 1).filter((layer) => layer % nth === 0).map((layer) =>
     text(x(layer), height - 8, layer || "emb.", "middle"));
-  const ends = spread(lines.map(({ values }) => y(values[last])), 15);
+  const ends = spread(lines.map(({ values }) => y(values[last])), nameHeight, top, bottom);
   const drawn = lines.map(({ name, values }, n) => svg("g", { class: "line", style: headStyle(n + 1) },
     svg("path", {
       d: `M${values.map((value, i) => `${x(i)},${y(value)}`).join("L")}`,
@@ -89,8 +90,8 @@ function lineChart(lines, width, label) {
     svg("line", { class: "now", x1: now, x2: now, y1: top, y2: bottom }), ...layerNames, ...drawn);
 }
 
-/** Return heights near to those that are wanted, no two of them closer than `apart`. */
-function spread(wanted, apart) {
+/** Return heights near to those that are wanted, no two of them closer than `apart`, within two. */
+function spread(wanted, apart, top, bottom) {
   const placed = [...wanted], order = [...wanted.keys()].sort((a, b) => wanted[a] - wanted[b]);
   for (let round = 0; round < 100; round++) {
     for (let i = 1; i < order.length; i++) {
@@ -99,7 +100,9 @@ function spread(wanted, apart) {
       placed[order[i]] += excess / 2;
     }
   }
-  return placed;
+  const down = Math.max(0, top - Math.min(...placed));
+  const up = Math.max(0, Math.max(...placed) + down - bottom);
+  return placed.map((height) => height + down - up);
 }
 
 /** Return an element of SVG with attributes and children. */

@@ -57,9 +57,10 @@ function openNeuron(panel) {
       const map = weight(layer, state.head, query(), key);
       return { k, products, sum, position, score: (sum + position) / root, map };
     });
-    const total = keys.reduce((sum, { score }) => sum + Math.exp(score), 0);
-    for (const step of keys) step.share = Math.exp(step.score) / total;
-    return { q, keys, total };
+    const largest = Math.max(...keys.map(({ score }) => score)); // whose exponential may overflow
+    const sum = keys.reduce((sum, { score }) => sum + Math.exp(score - largest), 0);
+    for (const step of keys) step.share = Math.exp(step.score - largest) / sum;
+    return { q, keys, total: sum * Math.exp(largest) };
   }
 
   /** Return a product of the query and a key in words. */

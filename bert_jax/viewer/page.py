@@ -20,12 +20,12 @@ _PROGRAM = ("page.js", *(f"page.{name}.js" for name in _VIEWS))
 MAX_BYTES = 200_000_000
 
 
-def check_size(layers: int, heads: int, hidden_size: int, length: int, texts: int) -> None:
-    """Refuse the page of some texts of so many tokens each, where it would be too large."""
-    size = texts * layers * ((heads + 2) * length**2 + 4 * hidden_size * length)
+def check_size(size: int, length: int, texts: int) -> None:
+    """Refuse a page of so many bytes, of some texts of at most so many tokens."""
     if size > MAX_BYTES:
+        what = f"texts of up to {length:,} tokens" if texts > 1 else f"{length:,} tokens"
         raise UserError(
-            f"the page of {texts * length:,} tokens would have {size / 1e6:,.0f} MB of numbers, "
+            f"the page of {what} would have {size / 1e6:,.0f} MB of numbers, "
             f"more than the {MAX_BYTES / 1e6:.0f} MB that a browser reads well; shorten the text"
         )
 
@@ -59,12 +59,17 @@ def frame(page: str) -> str:
     return f'<iframe srcdoc="{html.escape(page)}" style="{style}"></iframe>'
 
 
+def check_file(path: str | Path) -> None:
+    """Refuse a path that is no file's: that of a folder, which is there or ends in a slash."""
+    check_named(path)
+    if os.path.isdir(path) or str(path).endswith("/"):
+        raise UserError(f"{path} is a folder; give the path of a file")
+
+
 def check_output(path: str | Path, *, force: bool) -> None:
     """Refuse a path that exists, unless `force`, or is in no folder that can be written."""
-    check_named(path)
+    check_file(path)
     path = Path(path)
-    if os.path.isdir(path):
-        raise UserError(f"{path} is a folder; give the path of a file")
     if os.path.lexists(path) and not force:
         raise UserError(f"{path} already exists; choose another path, or replace it with --force")
     check_writable(path)

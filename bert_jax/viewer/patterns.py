@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from bert_jax.console import counted
 from bert_jax.errors import UserError
 from bert_jax.inference.loading import LoadedModel
 from bert_jax.inference.runner import Sequences, apply, chunks
@@ -74,7 +75,8 @@ class Patterns:
     uniform: Mapping[str, np.ndarray]
 
     def __repr__(self) -> str:
-        return f"Patterns({self.num_texts:,} texts, {self.num_tokens:,} tokens, by {self.model})"
+        texts, tokens = counted(self.num_texts, "text"), counted(self.num_tokens, "token")
+        return f"Patterns({texts}, {tokens}, by {self.model})"
 
     def strongest(self, name: str, count: int = 3) -> list[tuple[int, int, float]]:
         """Return the heads with the largest values of a kind, as (layer, head, value).
@@ -145,6 +147,7 @@ def _plain(array: np.ndarray) -> Any:
 
 def files(path: str | Path) -> tuple[Path, Path]:
     """Return the paths of a page of patterns and of its numbers."""
+    page.check_file(path)
     path = Path(path)
     if path.suffix == ".json":
         raise UserError(f"{path} is for the numbers of a page; give the page a name in .html")

@@ -16,6 +16,8 @@ from bert_jax.inference.hidden_states import encoder_output
 from bert_jax.inference.loading import LoadedModel
 from bert_jax.inference.predictions import predict_texts
 from bert_jax.inference.tokenization import sequences_of, warn_text_truncated
+from bert_jax.models.architecture import architecture
+from bert_jax.models.positions import position_kind
 from bert_jax.tasks.sequences import build_sequence, max_text_tokens, truncate
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.viewer import page, patterns
@@ -148,8 +150,12 @@ def view(model: LoadedModel, texts: Sequence[str]) -> AttentionView:
 
 def check_size(config: ModelConfig, length: int, *, num_texts: int) -> None:
     """Refuse the page of some texts of so many tokens each, where it would be too large."""
-    layers, heads = config.num_hidden_layers, config.num_attention_heads
-    page.check_size(layers, heads, config.hidden_size, length, num_texts)
+    windows, heads = architecture(config).windows(config), config.num_attention_heads
+    has_position_scores = position_kind(config).scores or any(windows)
+    # What `_layer` writes: maps, perhaps position scores, and cosines; queries and keys.
+    bytes_of_pair = (3 if has_position_scores else 1) * heads + 2
+    size_of_layer = bytes_of_pair * length**2 + 4 * config.hidden_size * length
+    page.check_size(num_texts * len(windows) * size_of_layer, length, num_texts)
 
 
 def _by_layer(arrays: Iterable[Any]) -> np.ndarray:

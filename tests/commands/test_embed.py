@@ -25,7 +25,7 @@ def test_texts_are_written_as_encoded(tiny_run, tiny_bert, file, tmp_path, bert_
     arguments = tiny_run.checkpoint, file, "--layer=-2", f"--output={output}"
     printed = bert_jax_main("embed", *arguments)
     assert f"{output}: 10 texts" in printed
-    assert "1 of them are longer" in printed
+    assert "truncated 1 text to the model's " in printed
     with pytest.warns(UserWarning, match="1 of 10"):
         expected = tiny_bert.encode(TEXTS, -2)
     np.testing.assert_allclose(np.load(output)["vectors"], expected, atol=2e-5)

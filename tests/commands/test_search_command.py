@@ -23,7 +23,7 @@ def folder(tiny_run, tmp_path, monkeypatch, bert_jax_main):
     printed = bert_jax_main("index", tiny_run.checkpoint, *words)
     assert printed.splitlines() == [
         'my.index: 7 texts of 2 files; to search: bert-jax search my.index "a question"',
-        "1 of them are longer than what the model reads and were truncated",
+        "truncated 1 text to what the model reads",
     ]
     return tmp_path
 

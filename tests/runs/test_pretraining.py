@@ -28,11 +28,10 @@ from training_runs import (
 )
 
 import bert_jax
-from bert_jax import PretrainingResult, TrainingError, UserError
+from bert_jax import PretrainingResult, TrainingError, UserError, console
 from bert_jax.batches import loader
 from bert_jax.commands.flags import Recipe, read_config
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
-from bert_jax.runs import header
 from bert_jax.runs import pretrain as pretraining
 from bert_jax.text import prepare
 
@@ -108,7 +107,7 @@ def test_what_a_run_leaves_and_prints(finished):
         assert record["epoch"] == pytest.approx(logged[-1]["epoch"] * step / STEPS)
         decayed = 3e-3 * (1 - (step - 1) / STEPS)  # after two steps of warm-up
         assert record["learning_rate"] == pytest.approx(decayed)
-    assert f"which is {header.epochs(logged[-1]['epoch'])}" in printed
+    assert f"which is {console.epochs(logged[-1]['epoch'])}" in printed
     assert [r["seconds"] for r in logged] == sorted(r["seconds"] for r in logged)
     for record in train:  # only tokens of the text count: of 32, those that are not padding
         tokens = record["tokens_per_second"] / record["sequences_per_second"]
@@ -302,7 +301,7 @@ def test_a_mixture_of_texts(store, tmp_path, capsys):
     source = r"\nsource     {}: {}% of the sequences, {}, which is {} epochs? of [\d,]+ tokens\n"
     train, held_out = records(workdir)[-2:]
     for name, share, count in (("store", 75, 96), ("more.txt", 25, 32)):
-        epochs = header.epochs(train[f"epoch/{name}"]).split()[0]
+        epochs = console.epochs(train[f"epoch/{name}"]).split()[0]
         assert re.search(source.format(name, share, count, re.escape(epochs)), printed)
         row = (
             rf"\n{name} +{share}% +{count} +{re.escape(epochs)} +{scores[f'mlm_loss/{name}']:.3f}\n"

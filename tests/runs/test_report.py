@@ -148,7 +148,7 @@ def test_baselines_do_not_copy_the_held_out_text(monkeypatch):
 
 
 def test_epochs():
-    shown = [header.epochs(number) for number in (1.0, 40.0, 1e-3)]
+    shown = [console.epochs(number) for number in (1.0, 40.0, 1e-3)]
     assert shown == ["1 epoch", "40 epochs", "0.001 epochs"]
 
 

@@ -149,7 +149,9 @@ def test_predictions_of_classes_as_json_lines():
     ]
 
 
-@pytest.mark.parametrize("names", [[f"class {n}" for n in range(31)], ["$x^$", "1_2"]])
+@pytest.mark.parametrize(
+    "names", [[f"class {n}" for n in range(31)], ["$x^$", "1_2"], ["a b " * 30, "c"]]
+)
 def test_the_confusion_matrix_is_drawn(tmp_path, names):
     examples = labelled(names[0], names[1], names[1])
     predictions = [logits_of(number, len(names)) for number in (0, 0, 1)]

@@ -192,7 +192,7 @@ def test_a_word_beyond_the_positions_is_learned(tiny_bert, tmp_path, capsys):
     assert tiny_bert.config.max_position_embeddings == POSITIONS
     result = bert_jax.finetune(config, tiny_bert, tmp_path / "run", train=rows[40:], eval=rows[:40])
     printed = capsys.readouterr().out
-    assert "windows    120 texts have more than 32 tokens, and are read in windows" in printed
+    assert "windows    120 texts of more than 32 tokens, read in windows" in printed
     assert result.scores["eval"]["accuracy"] > 0.8
     bert = bert_jax.load(tmp_path / "run")
     texts = [row["sentence"] for row in rows[:40]]

@@ -63,10 +63,12 @@ def test_a_run(drawn):
 
 
 def test_changes_of_length_are_marked(drawn):
-    figure = drawn("run", {"mlm_loss": 1.5}, changes=[15, 1000])  # the run has not come to 1000
+    figure = drawn("run", {"mlm_loss": 1.5}, changes=[5, 15, 1000])  # the records are of 10 to 40
     for axes in figure.axes:
         marks = [line for line in axes.lines if line.get_label() == "another length"]
         assert [line.get_xdata()[0] for line in marks] == [15]
+    figure.canvas.draw()
+    assert all(tick.get_text().isdigit() for tick in axes.get_xticklabels())
     heights = {axes.get_title(): axes.get_subplotspec() for axes in figure.axes}
     assert heights["gradient norm"].rowspan.start == 1  # below the scores, in a lower row
 

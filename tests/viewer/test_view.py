@@ -160,7 +160,9 @@ def test_a_page_that_would_be_too_large(tiny_bert, monkeypatch):
     size = 2 * (4 * count**2 + 4 * 16 * count)
     monkeypatch.setattr("bert_jax.viewer.page.MAX_BYTES", size)
     tiny_bert.attention("the bank")
-    with pytest.raises(UserError, match=f"page of {2 * count} tokens would .* shorten the text"):
+    with pytest.raises(
+        UserError, match=f"page of texts of up to {count} tokens would .* shorten the text"
+    ):
         tiny_bert.compare(["the bank"] * 2, "bank")
     monkeypatch.setattr("bert_jax.viewer.page.MAX_BYTES", size - 1)
     with pytest.raises(UserError, match=f"page of {count} tokens would"):
