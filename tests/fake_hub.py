@@ -109,7 +109,8 @@ class FakeHub:
         files = known[revision]
         sha = self.sha(model) if revision == "main" else revision
         if what == "revision":
-            return 200, {"id": model, "sha": sha, "siblings": [{"rfilename": f} for f in files]}, {}
+            about = {"id": model, "sha": sha, "private": model in self.private}
+            return 200, {**about, "siblings": [{"rfilename": f} for f in files]}, {}
         if what == "tree":
             sizes = {name: {"size": len(data), "oid": _hash(data)} for name, data in files.items()}
             return 200, [{"type": "file", "path": name, **sizes[name]} for name in files], {}

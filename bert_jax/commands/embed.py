@@ -25,7 +25,7 @@ from bert_jax.commands import process, texts
 from bert_jax.errors import UserError
 from bert_jax.retrieval.search import normalize
 from bert_jax.retrieval.vectors import ArrayWriter
-from bert_jax.storage.paths import CHECKPOINT, check_writable
+from bert_jax.storage.paths import CHECKPOINT, file_to_write, on_disk
 
 if TYPE_CHECKING:
     from bert_jax.inference.embeddings import TextEmbedding
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
             f"--layer {args.layer} is not numbers; give some such as -2 or -1,-2"
         ) from error
     if args.output:
-        _check_output(Path(args.output), is_by_token=args.pooling in ("tokens", "words"))
+        _check_output(args.output, is_by_token=args.pooling in ("tokens", "words"))
     lines = texts.numbered(args.file, with_empty=True)
     from bert_jax.inference.runner import chunks
     from bert_jax.inference.task_vectors import text_encoder
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     check_prompt(bert, args.prompt)
     encoder = text_encoder(bert, layers, args.pooling, args.prompt)
     if args.output:
-        _check_output(Path(args.output), is_by_token=encoder.is_by_token)
+        _check_output(args.output, is_by_token=encoder.is_by_token)
     is_truncated: list[bool] = []
 
     def embed(chunk: list[str]) -> list["TextEmbedding"]:
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     else:
         with console.working("embedding", says_end=False):
             embedded = map(embed, chunks(line for _, line in lines))
-            write_arrays(Path(args.output), _arrays(embedded))
+            write_arrays(on_disk(args.output), _arrays(embedded))
         print(f"{args.output}: {console.counted(len(is_truncated), 'text')}")
     if any(is_truncated):
         truncated = console.counted(sum(is_truncated), "text")
@@ -93,14 +93,14 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         print(note, file=sys.stderr if args.json else sys.stdout)
 
 
-def _check_output(path: Path, *, is_by_token: bool) -> None:
+def _check_output(name: str, *, is_by_token: bool) -> None:
+    path = file_to_write(name)
     if path.suffix not in (".npz", ".npy") or os.path.isdir(path):
         raise UserError(f"--output {path}: give a file that ends in .npz or .npy")
     if path.suffix == ".npy" and is_by_token:
         raise UserError(
             f"--output {path}: an .npy cannot say which text a vector is of; give an .npz"
         )
-    check_writable(path)
 
 
 def _plain(embedding: "TextEmbedding") -> dict[str, Any]:

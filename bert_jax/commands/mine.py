@@ -10,16 +10,14 @@ printed has the flags that train on them.
 
 import argparse
 import json
-import os
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from bert_jax import console
 from bert_jax.commands import process
 from bert_jax.commands.flags import Parser
 from bert_jax.errors import UserError, refuse
-from bert_jax.storage.paths import check_writable
+from bert_jax.storage.paths import file_to_write
 from bert_jax.storage.replacement import replacing
 
 if TYPE_CHECKING:
@@ -76,9 +74,8 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         raise UserError(f"--skip is {args.skip}; give a whole number, 0 or more")
     if not args.output.endswith(".jsonl"):
         raise UserError(f"--output is {args.output}; name a .jsonl, since it has lines of JSON")
-    if os.path.exists(args.output):
+    if file_to_write(args.output).exists():
         raise UserError(f"{args.output} exists; remove it, or choose another --output")
-    check_writable(Path(args.output))
     process.cache_compiled_programs()
     columns = DataFiles(text=args.text, label=args.label)
     examples = read_examples(Reranker(RerankerConfig()), args.file, columns, labelled=True)

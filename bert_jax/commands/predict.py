@@ -20,7 +20,7 @@ from bert_jax.commands import process, texts
 from bert_jax.commands.flags import Parser, add_data_dir
 from bert_jax.console import counted
 from bert_jax.errors import UserError, refuse, without_controls
-from bert_jax.storage.paths import CHECKPOINT, check_writable
+from bert_jax.storage.paths import CHECKPOINT, file_to_write
 from bert_jax.text.files import STDIN, file_type
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     if bool(args.text) == bool(args.file):
         raise UserError("give a FILE, whose columns --columns names, or texts as --text; not both")
     if args.output:
-        check_writable(Path(args.output))
+        args.output = str(file_to_write(args.output))
     lines: Lines | None = None
     if args.file and (args.file == STDIN or file_type(args.file) == ".txt"):
         lines = texts.numbered(args.file)  # whose faults come before long work
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     is_printed = args.json or (lines is not None and not args.output)
     output = args.output or ("" if is_printed else _STEM)
     if output:
-        check_writable(Path(output))
+        file_to_write(output)
         _check_kept(args.file, [f"{output}{suffix}" for suffix in task.file_suffixes])
     predict = partial(bert.predict, text=args.columns, label=args.label)
 

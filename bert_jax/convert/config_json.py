@@ -62,6 +62,8 @@ def read_config(values: Mapping[str, Any], where: str) -> ModelConfig:
     for name in ("vocab_size", "hidden_size"):
         if name not in values:
             raise UserError(f"{where} has no {name}; it is not the config of a BERT")
+    if values["vocab_size"] == 0:  # which in our configs is that of the tokenizer
+        raise UserError(f"{where} has a vocab_size of 0; fetch it again")
     if not isinstance(values.get(_VOCAB_SIZE, 0), int):
         size = repr(values[_VOCAB_SIZE])[:60]
         raise UserError(f"{where}: {_VOCAB_SIZE} is {size}, which is no number; fetch it again")

@@ -3,14 +3,16 @@
 import contextlib
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import wait
 from functools import partial
 from pathlib import Path, PurePath
+from typing import Any
 
 from bert_jax import console
 from bert_jax.console import Level
 from bert_jax.convert import config_json, huggingface, module_folders, sentence_transformers
+from bert_jax.convert.module_folders import MODULES
 from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
 from bert_jax.models.exchange import COMPANION_FOLDER
@@ -25,7 +27,7 @@ _SMALL_FILES = (
     f"{COMPANION_FOLDER}/*.json",
     f"{COMPANION_FOLDER}/*.txt",
     "*.model",
-    "modules.json",
+    MODULES,
     "*sentence_*.json",
     "[0-9]_*/*.json",
     "[0-9]_*/*.txt",
@@ -55,9 +57,11 @@ def fetch(name: str, *, weights: bool = True) -> Path:
     folder = Path(path)
     if not weights:
         return folder
-    encoder = folder
+    encoder, need_weights = folder, [folder]
     if sentence_transformers.is_sentence_transformers(folder):
-        encoder = module_folders.read(folder, name)["Transformer"]
+        modules = module_folders.read(folder, name)
+        encoder = modules["Transformer"]
+        need_weights = [modules[kind] for kind in ("Transformer", "Dense") if kind in modules]
     if not (encoder / "config.json").exists():
         raise UserError(f"{name} has no config.json, so it is no model of transformers")
     values = read_json(encoder / "config.json", "choose another model")
@@ -65,7 +69,13 @@ def fetch(name: str, *, weights: bool = True) -> Path:
     found, options = None, {"revision": folder.name, "allow_patterns": [*_WEIGHTS]}
     with _errors_of(name, "downloaded"), contextlib.suppress(DryRunError):  # offline
         found = snapshot_download(repository, dry_run=True, **options)
-    if found == [] or (found is None and not huggingface.is_huggingface(encoder)):
+    if found is None:
+        is_whole = huggingface.is_huggingface(encoder)
+        _warn_if_partial(name, folder, values)
+    else:
+        with_weights = {(folder / file.filename).parent for file in found}
+        is_whole = with_weights.issuperset(need_weights)
+    if not is_whole:
         raise UserError(
             f"{name} has no model.safetensors, and a pickle, which could run any code, is not "
             f"read; `hf download {repository} --local-dir=DIR`, and then load DIR, which says how "
@@ -86,13 +96,23 @@ def fetch(name: str, *, weights: bool = True) -> Path:
     return folder
 
 
+def _warn_if_partial(name: str, folder: Path, values: Mapping[str, Any]) -> None:
+    """Warn of a cache without what makes an encoder a model of sentence-transformers."""
+    (architecture, *_) = values.get("architectures") or ("",)
+    if str(architecture).endswith("Model") and not (folder / MODULES).exists():
+        hosts.warn_on_main(
+            f"{name} is read from the cache, which has no {MODULES}; if it is a model of "
+            "sentence-transformers, its pooling is missing: fetch it while connected"
+        )
+
+
 def _bytes_in(folder: Path) -> int:
     with contextlib.suppress(OSError):  # a file that has got another name meanwhile
         return sum(path.stat().st_size for path in folder.glob("*"))
     return 0
 
 
-def check_destination(name: str, *, force: bool) -> None:
+def check_destination(name: str, *, force: bool, private: bool = False) -> None:
     """Refuse the name of a model that cannot be uploaded."""
     repository, revision = _parse(name)
     if revision or "/" not in repository:
@@ -102,8 +122,15 @@ def check_destination(name: str, *, force: bool) -> None:
 
         if not get_token():
             raise UserError(f"{name} cannot be uploaded without a token; {_LOG_IN}")
-        if not force and HfApi().repo_exists(repository):
+        if not HfApi().repo_exists(repository):
+            return
+        if not force:
             raise UserError(f"{name} already exists; choose another name, or --force to replace it")
+        if private and not HfApi().repo_info(repository).private:
+            raise UserError(
+                f"{name} is public, and --private makes new models alone private; "
+                f"make it private at {address(name)}, or choose another name"
+            )
 
 
 def _upload(folder: Path, name: str, *, force: bool, private: bool) -> None:
@@ -137,7 +164,7 @@ def _keep_header(repository: str, card: Path) -> None:
 def destination(path: str | Path, *, force: bool, private: bool) -> Iterator[Path]:
     """Yield an empty folder that becomes an export at `path`, or is uploaded to the hub."""
     if is_name(path):
-        check_destination(str(path), force=force)
+        check_destination(str(path), force=force, private=private)
         with tempfile.TemporaryDirectory() as folder:
             yield Path(folder)
             _upload(Path(folder), str(path), force=force, private=private)

@@ -278,7 +278,7 @@ def _read(file: Path, name: str) -> np.ndarray:
     with safetensors.safe_open(str(file), "np") as opened:
         try:
             return opened.get_tensor(name)
-        except AttributeError as error:  # NumPy has no such type
+        except (AttributeError, safetensors.SafetensorError) as error:  # NumPy has no such type
             raise UserError(f"{file}: {name} is not floating point, or of 8 bits") from error
 
 

@@ -12,7 +12,7 @@ from bert_jax.convert.huggingface import Exported
 from bert_jax.convert.sentence_transformers import LIBRARY
 from bert_jax.objectives import make_objective
 from bert_jax.storage import json_files
-from bert_jax.storage.paths import AnyPath
+from bert_jax.storage.paths import AnyPath, file_name
 from bert_jax.training import checkpoint
 
 _FILES = ("source", "eval_source", "path", "train", "eval", "test")  # fields that name files
@@ -185,7 +185,7 @@ def _repository(name: str) -> str:
 
 def _short(files: str) -> str:
     """Return files without their folders, which are of no use to others, and may be private."""
-    names = (text if text.startswith("tfds:") else PurePath(text).name for text in files.split(","))
+    names = (text if text.startswith("tfds:") else file_name(text) for text in files.split(","))
     return ",".join(names)
 
 

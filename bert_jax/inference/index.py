@@ -27,9 +27,9 @@ from bert_jax.inference.runner import chunks
 from bert_jax.inference.task_vectors import RetrievalEncoder, kind_of_vectors, text_encoder
 from bert_jax.inference.tokenization import text_list, warn_truncated
 from bert_jax.retrieval import search
-from bert_jax.retrieval.vectors import KINDS, ArrayWriter
+from bert_jax.retrieval.vectors import KINDS, ArrayWriter, check_entries
 from bert_jax.storage import checksums, json_files
-from bert_jax.storage.paths import AnyPath, absolute, as_path, check_named
+from bert_jax.storage.paths import AnyPath, absolute, as_path, on_disk
 from bert_jax.storage.replacement import replacing
 from bert_jax.text import builtin
 from bert_jax.text.files import existing
@@ -82,6 +82,7 @@ class TextIndex:
         self.vectors = self._vectors.matrix
         self._entries = np.load(path / "entries.npy", mmap_mode="r")
         self._texts = np.memmap(path / "texts.bin", np.uint8, mode="r")
+        check_entries(self._entries, len(self._vectors), len(self._texts), len(self._files))
         if bert is not None:
             self.bert = self._checked(bert)
 
@@ -161,8 +162,7 @@ class TextIndex:
         Raises:
           UserError: there is no index, or it is damaged, or of another model.
         """
-        check_named(path)
-        path, bert = Path(path), None if bert is None else cls._loaded(bert)
+        path, bert = on_disk(path), None if bert is None else cls._loaded(bert)
         record_path = path / _RECORD
         if not os.path.exists(record_path):
             raise UserError(

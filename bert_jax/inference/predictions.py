@@ -19,7 +19,7 @@ from bert_jax.inference.runner import Step, run_batches
 from bert_jax.inference.tokenization import check_unicode, warn_skipped, warn_unknown
 from bert_jax.models.heads import TaskModel
 from bert_jax.retrieval.search import check_count
-from bert_jax.storage.paths import check_named
+from bert_jax.storage.paths import on_disk
 from bert_jax.tasks import make_task
 from bert_jax.tasks.base import Example, Task
 from bert_jax.tasks.datasets import check_labels, read_examples
@@ -72,9 +72,9 @@ class Predictions(Sequence[dict[str, Any]]):
         >>> [path.name for path in predictions.save(getfixture("tmp_path") / "predictions")]
         ['predictions.jsonl']
         """
-        check_named(stem)
+        path = on_disk(stem)
         try:
-            return write_predictions(self.task, self.examples, self._predictions, Path(stem))
+            return write_predictions(self.task, self.examples, self._predictions, path)
         except (OSError, ValueError) as error:  # ValueError for a NUL byte
             raise UserError(f"{stem} cannot be written ({error}); choose another path") from error
 

@@ -33,6 +33,9 @@ class Vectors(abc.ABC):
         """Open the files of a folder, whose vectors have `size` numbers."""
 
     @abc.abstractmethod
+    def __len__(self) -> int: ...  # of texts
+
+    @abc.abstractmethod
     def top_k(self, queries: Sequence[Any], k: int) -> TopK:
         """Return the k best texts of each query, by its vectors."""
 
@@ -50,6 +53,9 @@ class DenseVectors(Vectors):
     def __init__(self, folder: Path, size: int):
         self.matrix = _open(folder / self.files[0])
 
+    def __len__(self) -> int:
+        return len(self.matrix)
+
     def top_k(self, queries: Sequence[Any], k: int) -> TopK:
         return search.top_k(self.matrix, np.asarray(queries, np.float32), k)
 
@@ -66,6 +72,9 @@ class TokenVectors(Vectors):
     def __init__(self, folder: Path, size: int):
         self.matrix, counts = (_open(folder / name) for name in self.files)
         self._starts = np.concatenate([[0], np.cumsum(counts)])
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
 
     def top_k(self, queries: Sequence[Any], k: int) -> TopK:
         return search.flat_token_top_k(self.matrix, self._starts, queries, k)
@@ -87,6 +96,9 @@ class SparseVectors(Vectors):
         if starts[-1] < 1 << 31:  # of the type of `tokens`, which are else copied
             starts = starts.astype(np.int32)
         self.matrix = sparse.csr_array((weights, tokens, starts), shape=(len(counts), size))
+
+    def __len__(self) -> int:
+        return self.matrix.shape[0]
 
     def top_k(self, queries: Sequence[Any], k: int) -> TopK:
         return search.sparse_top_k(self._by_column, sparse.vstack(queries), k)
@@ -111,6 +123,17 @@ KINDS: dict[str, type[Vectors]] = {
     "tokens": TokenVectors,
     "sparse": SparseVectors,
 }
+
+
+def check_entries(entries: np.ndarray, num_vectors: int, num_bytes: int, num_files: int) -> None:
+    """Raise ValueError for entries, [N, 3], that are not of these vectors, texts and files."""
+    if entries.shape != (num_vectors, 3) or entries.dtype != np.int64:
+        raise ValueError(f"entries of shape {entries.shape} for {num_vectors} vectors")
+    ends, files = entries[:, 0], entries[:, 1]
+    if np.diff(ends, prepend=0).min(initial=0) < 0 or ends.max(initial=0) > num_bytes:
+        raise ValueError("texts that end before they start, or after their file")
+    if files.min(initial=0) < 0 or files.max(initial=0) >= num_files:
+        raise ValueError("texts of a file that is not named")
 
 
 class ArrayWriter:

@@ -121,7 +121,8 @@ def start(
     found = hosts.run_on_all_hosts(lambda: workdirs.read(folder, TrainConfig))
     if texts is not None:  # of which the origin may add words to a vocabulary
         write = partial(memory.write_texts, texts, folder / memory.TEXTS, config.data.text_field)
-        hosts.run_on_main(lambda: write(may_replace=not found.config))
+        is_unused = found.config_json is not None and not found.config
+        hosts.run_on_main(lambda: write(may_replace=is_unused))
     origin = origins.find(config, found, init=init, fork=fork, fields=fields)
     config = origin.config
     hosts.run_on_main(lambda: mixture.check_settings(config.data.source, fields or ()))

@@ -25,6 +25,7 @@ from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
 
 _TEXT = "text.sha256"
+_OF_A_RUN = ("results.json", "baselines.json", "metrics.jsonl")  # beside its config.json
 _REMEDY = "restore it, or choose another --workdir"
 _SEEN_WITHIN = 30  # seconds in which a network file system shows one host's file to the others
 _Config = TypeVar("_Config", TrainConfig, FinetuneConfig)
@@ -79,6 +80,12 @@ def read(path: AnyPath, kind: type[_Config]) -> Workdir[_Config]:
         if is_local and (checkpoint.list_steps(workdir.checkpoints) or _has_seeds(path)):
             raise UserError(
                 f"--workdir {path} has a run, and no config.json that says which; {_REMEDY}"
+            )
+        for name in (*_OF_A_RUN,) if is_local else ():
+            refuse(
+                os.path.lexists(path / name),
+                f"--workdir {path} has a {name}, which no run wrote",
+                fix="choose another folder",
             )
         return workdir
     values = read_json(config_path, _REMEDY)
@@ -153,6 +160,7 @@ def check_path(path: AnyPath) -> None:
             f"--workdir {path} is not on a disk, which fine-tuning needs; give a folder, and copy "
             "it when the run has ended"
         )
+    checkpoint.check_folder(path)
     try:
         str(path).encode()  # Orbax writes to UTF-8 names only
         os.lstat(path / ("x" * 200))

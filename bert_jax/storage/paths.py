@@ -7,7 +7,7 @@ import reprlib
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, refuse
 
 if TYPE_CHECKING:
     from etils import epath
@@ -26,6 +26,14 @@ CHECKPOINT = (
 def is_remote(path: str | PurePath) -> bool:
     """Return whether a path is a URL, or was one before it became a Path."""
     return bool(re.match(r"\w{2,}:/", str(path)))
+
+
+def file_name(path: str | PurePath) -> str:
+    """Return the name of a file, of a web address without its query: "a.txt" of ".../a.txt?x=y"."""
+    text = str(path)
+    if re.match("https?:/", text):
+        text = re.split("[?#]", text, maxsplit=1)[0]
+    return PurePath(text).name
 
 
 def as_path(name: "str | AnyPath") -> AnyPath:
@@ -64,11 +72,28 @@ def check_named(name: object) -> None:
         raise UserError("a path is empty; give the name of a file or a folder")
 
 
-def check_writable(path: Path) -> None:
-    """Refuse a file to write in a folder that is not there, or that cannot be written."""
+def on_disk(name: object) -> Path:
+    """Return the path of a file or folder to write, in which "~" is the user's home.
+
+    UserError for "", and for a URL or a model of the hub.
+    """
+    check_named(name)
+    path = str(name)
+    refuse(
+        is_remote(path) or path.startswith("hf:"),
+        f"{path} is not on a disk, where this is written",
+        fix="give another path, and copy what is there then",
+    )
+    return Path(os.path.expanduser(path))
+
+
+def file_to_write(name: object) -> Path:
+    """Return the path of a file; UserError if its folder is not there, or cannot be written."""
+    path = on_disk(name)
     folder = path.absolute().parent
     if not (os.path.isdir(folder) and os.access(folder, os.W_OK)):
         raise UserError(f"{path} cannot be written there; make the folder first")
+    return path
 
 
 def absolute(path: AnyPath) -> AnyPath:

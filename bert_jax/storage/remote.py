@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax import console
-from bert_jax.errors import UserError, first_line
+from bert_jax.errors import UserError, first_line, refuse
 from bert_jax.storage import paths
 
 State = tuple[Any, ...]  # the size in bytes, and what changes with the content
 # As file systems name it; a size alone is known of a server that has none of these.
+_CHECK = "check the address, the network and your credentials, and repeat the command"
 _VERSIONS = ("ETag", "etag", "generation", "created", "mtime")
 
 
@@ -35,18 +36,28 @@ def find(pattern: str) -> list[tuple[str, State]]:
             is_listed = info.get("size") is not None  # a web server may list names alone
             sizes.append((url, (_state(info) if is_listed else state(url))[:1]))
     if not files:
-        reason = f" ({first_line(cause)})" if cause else ""
-        what = "is a folder, not a file" if found else f"does not exist{reason}"
+        if cause and getattr(cause, "status", None) != 404:  # of a web server
+            raise UserError(f"data source {pattern} cannot be read ({first_line(cause)}); {_CHECK}")
+        what = "is a folder, not a file" if found else "does not exist"
         raise UserError(f"data source {pattern} {what}; give files or a glob 'gs://text/*.txt'")
     return sorted(sizes)
 
 
 def files(url: str) -> dict[str, State]:
-    """Return the state of all files below a folder, by their paths in it."""
+    """Return the state of all files below a folder, by their paths in it.
+
+    UserError for one that is outside of a folder that they are copied to.
+    """
     with _file_system(url) as (system, path):
-        found = system.find(path, detail=True)
         prefix = f"{path.rstrip('/')}/"
-        return {name.removeprefix(prefix): _state(info) for name, info in found.items()}
+        found = {
+            name.removeprefix(prefix): _state(info)
+            for name, info in system.find(path, detail=True).items()
+        }
+    for name in found:
+        is_outside = name.startswith("/") or not {".", ".."}.isdisjoint(name.split("/"))
+        refuse(is_outside, f"{url} has a file {name!r}, which is not copied", fix="remove it")
+    return found
 
 
 def exists(url: str) -> bool:
@@ -134,7 +145,4 @@ def reading(url: object, done: str = "read") -> Iterator[None]:
     except Exception as error:
         if not paths.is_remote(str(url)):
             raise
-        raise UserError(
-            f"{url} cannot be {done} ({first_line(error)}); "
-            "check the address, the network and your credentials, and repeat the command"
-        ) from error
+        raise UserError(f"{url} cannot be {done} ({first_line(error)}); {_CHECK}") from error

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bert_jax.errors import UserError
-from bert_jax.storage.paths import check_named
+from bert_jax.storage.paths import on_disk
 
 
 def replace(new: Path, path: Path) -> None:
@@ -17,8 +17,8 @@ def replace(new: Path, path: Path) -> None:
         old = path.rename(Path(folder) / "old") if path.exists() else None
         try:
             new.rename(path)
-        except OSError:
-            if old:
+        except BaseException:  # an interruption too, which may come after the renaming
+            if old and not os.path.lexists(path):
                 old.rename(path)
             raise
 
@@ -41,8 +41,7 @@ def replacing(
     path: str | Path, may_replace: Callable[[Path], bool] | None = None
 ) -> Iterator[Path]:
     """Yield a temporary path, which is renamed to `path` at the end of the context."""
-    check_named(path)
-    path = Path(path)
+    path = on_disk(path)
     check_replaceable(path, may_replace)
     try:
         parent = path.absolute().parent

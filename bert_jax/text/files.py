@@ -23,8 +23,13 @@ OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}  # of compressed 
 
 def file_type(path: str | Path) -> str:
     """Return the suffix of a file, ignoring .gz and .xz: ".tsv" of "a.TSV.gz"."""
-    path = Path(path)
-    return (Path(path.stem) if path.suffix.lower() in OPENERS else path).suffix.lower()
+    name = Path(paths.file_name(path))
+    return suffix(name.stem if suffix(name) in OPENERS else name)
+
+
+def suffix(path: str | Path) -> str:
+    """Return the end of a file's name: ".gz" of "a.TSV.GZ"."""
+    return Path(paths.file_name(path)).suffix.lower()
 
 
 def check_readable(path: str | Path, name: str, remedy: str) -> None:
@@ -91,7 +96,7 @@ def read_lines(
       UserError: a line is too long, is not UTF-8 or has a NUL byte, or the file is damaged.
     """
     with open_file(path) as raw:
-        decompress = OPENERS.get(Path(path).suffix.lower())
+        decompress = OPENERS.get(suffix(path))
         end = None if decompress else end
         path = "stdin" if path == STDIN else path
         file: BinaryIO = decompress(raw) if decompress else raw

@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import math
 import os
-import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -92,7 +91,6 @@ def write(
             if isinstance(tokenizer, Tokenizer) and "splits" not in record:
                 record = {"identity": identity}
                 json_files.write_record(progress, record)  # the folder is this store's now
-                shutil.rmtree(folder / "tokenizer", ignore_errors=True)  # of another kind
                 tokenizer.save(folder / "tokenizer")
                 sums = checksums.of_files(folder, (folder / "tokenizer").iterdir())
                 json_files.write_record(progress, {**record, "splits": {}, "checksums": sums})

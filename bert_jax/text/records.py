@@ -16,7 +16,7 @@ import numpy as np
 
 from bert_jax.console import counted, show
 from bert_jax.errors import UserError, first_line, nearest
-from bert_jax.text.files import STDIN, existing, file_type, line_name, open_file, read_lines
+from bert_jax.text.files import STDIN, existing, file_type, line_name, open_file, read_lines, suffix
 
 _TABLES = (".csv", ".tsv")
 _MAX_FIELD = 1 << 26  # characters: a text may be longer than the csv module's 131,072
@@ -103,7 +103,7 @@ def reader(path: Path | str) -> Callable[..., Iterator[Record]] | None:
     """Return what reads a table, Parquet or JSON; None for plain text."""
     if file_type(path) in _TABLES:
         return table_rows
-    if Path(path).suffix.lower() == _PARQUET:
+    if suffix(path) == _PARQUET:
         return parquet_rows
     return json_lines if file_type(path) in JSON_LINES else None
 

@@ -167,7 +167,7 @@ class FileSource(Source):
             path, file_start = self.paths[index], self._starts[index]
             if file_start >= high:
                 break
-            if Path(path).suffix.lower() in files.OPENERS or records.is_undivided(path):
+            if files.suffix(path) in files.OPENERS or records.is_undivided(path):
                 # It can only be read from its beginning, and is in the chunk of its first byte.
                 start, end = 0, self._states[path][0] if file_start >= low else 0
             else:

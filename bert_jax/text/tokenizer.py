@@ -20,6 +20,8 @@ from bert_jax.storage.json_files import write_bytes
 from bert_jax.text import sentencepiece_model
 from bert_jax.text.normal_forms import end_of_composed, wordpiece_normalizer
 
+_MODEL_FILE, _JSON_FILE = "sentencepiece.model", "tokenizer.json"
+
 # Words as BERT splits them. Longer ones, which are [UNK] to BERT, are cut every 100 characters.
 _CUT = pre_tokenizers.Split(tokenizers.Regex(".{100}"), "isolated")
 WORDPIECE_SPLITTER = pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), _CUT])
@@ -96,10 +98,16 @@ class Tokenizer(abc.ABC):
         return digest.hexdigest()
 
     def save(self, folder: Path) -> None:
-        """Write the tokenizer's files to `folder`, each to a temporary name and renamed."""
+        """Write the tokenizer's files to a folder, in place of another tokenizer's.
+
+        Each has a temporary name until it is whole.
+        """
+        files = self.files()
         folder.mkdir(parents=True, exist_ok=True)
-        for name, content in self.files().items():
+        for name, content in files.items():
             write_bytes(folder / name, content)
+        for name in {_MODEL_FILE, _JSON_FILE} - files.keys():
+            (folder / name).unlink(missing_ok=True)
 
     def to_json(self) -> dict[str, str]:
         """Return the files as JSON, as they are stored in a checkpoint."""
@@ -223,7 +231,7 @@ class SentencePieceTokenizer(Tokenizer):
         return self._processor.decode([int(i) for i in ids if i not in special and i < size])
 
     def files(self) -> dict[str, bytes]:
-        return {"sentencepiece.model": self._model}
+        return {_MODEL_FILE: self._model}
 
 
 class FastTokenizer(Tokenizer):
@@ -286,7 +294,7 @@ class FastTokenizer(Tokenizer):
         return self._tokenizer.decode([int(i) for i in ids])
 
     def files(self) -> dict[str, bytes]:
-        return {"tokenizer.json": self._tokenizer.to_str(pretty=True).encode()}
+        return {_JSON_FILE: self._tokenizer.to_str(pretty=True).encode()}
 
 
 class WordPieceTokenizer(FastTokenizer):

@@ -20,7 +20,7 @@ from flax import traverse_util
 from bert_jax import console
 from bert_jax.config import CheckpointConfig, FinetuneConfig, TrainConfig
 from bert_jax.distributed import hosts
-from bert_jax.errors import CommandError, TrainingError, UserError, first_line
+from bert_jax.errors import CommandError, TrainingError, UserError, first_line, refuse
 from bert_jax.storage import checksums, json_files, paths, remote
 from bert_jax.storage.paths import AnyPath
 from bert_jax.text.tokenizer import Tokenizer
@@ -48,6 +48,7 @@ class Checkpoints:
         tokenizer: Tokenizer,
         rank: Callable[[Mapping[str, float]], float],  # of an evaluation; the highest is kept
     ):
+        check_folder(folder)
         self.folder, self.rank = paths.absolute(folder), rank
         # Of a disk, Orbax renames one before it deletes it: a killed run leaves no half.
         self._deleted = None if paths.is_remote(folder) else Path(self.folder) / _DELETED
@@ -177,6 +178,16 @@ def _remedy(path: AnyPath) -> str:
     return f"give {paths.CHECKPOINT}"
 
 
+def check_folder(path: AnyPath) -> None:
+    """Refuse a path that is a pattern to Orbax, which then does not find what it has written."""
+    name = str(paths.absolute(path))
+    refuse(
+        "\\" in name or re.search(r"\[.*\]", name),
+        f"{name} has brackets or a backslash, in whose folders checkpoints are not whole",
+        fix="choose another path",
+    )
+
+
 def is_checkpoint(path: Path) -> bool:
     """Return whether a folder is a checkpoint with its checksums, and nothing added."""
     if not (path / "state").is_dir() or not (path / _CHECKSUMS).is_file():
@@ -190,6 +201,7 @@ def write_params(
     path: Path, params: Any, description: dict[str, Any], tokenizer: Tokenizer
 ) -> None:
     """Write a checkpoint of parameters alone to a new folder, which appears when it is complete."""
+    check_folder(path)
     content = {"config": description, "tokenizer": tokenizer.to_json()}
     items = _items(ocp.args.PyTreeSave({"params": params}), content)
     with _writing(path), ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as writer:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
-from bert_jax.storage.paths import check_named, check_writable
+from bert_jax.storage.paths import file_to_write, on_disk
 from bert_jax.storage.replacement import replacing
 
 _FOLDER = Path(__file__).parent
@@ -61,18 +61,16 @@ def frame(page: str) -> str:
 
 def check_file(path: str | Path) -> None:
     """Refuse a path that is no file's: that of a folder, which is there or ends in a slash."""
-    check_named(path)
-    if os.path.isdir(path) or str(path).endswith("/"):
+    if os.path.isdir(on_disk(path)) or str(path).endswith("/"):
         raise UserError(f"{path} is a folder; give the path of a file")
 
 
 def check_output(path: str | Path, *, force: bool) -> None:
     """Refuse a path that exists, unless `force`, or is in no folder that can be written."""
     check_file(path)
-    path = Path(path)
+    path = file_to_write(path)
     if os.path.lexists(path) and not force:
         raise UserError(f"{path} already exists; choose another path, or replace it with --force")
-    check_writable(path)
 
 
 def write(path: str | Path, content: str, *, force: bool) -> int:

@@ -1,17 +1,25 @@
 """Models of the hub by name, against a small server that speaks its protocol."""
 
+import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 from fake_hub import TOKEN
 from helpers import refused, refuses_to_load
+from huggingface_hub import constants
 from make_golden import GOLDEN
 from model_folders import same
 
 import bert_jax
 from bert_jax import console
 from bert_jax.text import tokenizer_loading
+
+MODULES = b"""[
+ {"type": "sentence_transformers.models.Transformer", "path": ""},
+ {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"},
+ {"type": "sentence_transformers.models.Dense", "path": "2_Dense"}]"""
 
 
 def files(name: str) -> dict[str, bytes]:
@@ -38,6 +46,22 @@ def test_a_model_is_downloaded_once_and_then_read_from_the_cache(hub, monkeypatc
         assert capsys.readouterr() == ("", "")
     assert not hub.requests
     refuses_to_load("hf:me/other", "hf:me/other is not in", "HF_HUB_OFFLINE is set; unset it")
+
+
+def test_a_cache_that_may_be_partial(hub, tmp_path, monkeypatch, capsys):
+    config = json.dumps(
+        {**json.loads(files("bert")["config.json"]), "architectures": ["BertModel"]}
+    )
+    hub.models["me/bert"] = [{**files("bert"), "config.json": config.encode()}]
+    bert_jax.load("hf:me/bert")
+    assert "sentence-transformers" not in capsys.readouterr().out
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    partial = tmp_path / "partial"
+    ignored = shutil.ignore_patterns("trees")  # which transformers does not write
+    shutil.copytree(constants.HF_HUB_CACHE, partial, symlinks=True, ignore=ignored)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(partial))
+    bert_jax.load("hf:me/bert")
+    assert "from the cache, which has no modules.json" in capsys.readouterr().out
 
 
 def test_nothing_is_said_where_all_is_quiet(hub, capsys, monkeypatch):
@@ -106,13 +130,22 @@ def test_another_token_and_another_server(hub, monkeypatch):
         ({"config.json": b'{"model_type": "llama"}'}, "config.json is of model type 'llama'"),
         ({"model.safetensors": None, "pytorch_model.bin": b"0"}, "hf download me/other"),
         ({"config.json": None}, "has no config.json"),
+        (
+            {
+                "modules.json": MODULES,
+                "2_Dense/config.json": b"{}",
+                "2_Dense/pytorch_model.bin": b"",
+            },
+            "has no model.safetensors, and a pickle",
+        ),
     ],
 )
 def test_a_model_of_no_use_is_not_downloaded(hub, changes, key_words):
     found = files("bert") | changes
     hub.models["me/other"] = [{name: data for name, data in found.items() if data is not None}]
     refuses_to_load("hf:me/other", key_words)
-    assert not any("safetensors" in r or ".bin" in r for r in hub.requests)
+    got = [request for request in hub.requests if request.startswith("GET")]
+    assert not any(request.endswith((".safetensors", ".bin")) for request in got)
 
 
 @pytest.mark.parametrize("name", ["", "/", "a/b/c", "a b/c", "me/x@", "../..", "a~b/x", "@v1"])
@@ -158,6 +191,9 @@ def test_an_export_is_uploaded_and_downloaded_again(hub, tmp_path, monkeypatch, 
     assert "pipeline_tag: feature-extraction\n" in header
     assert {*hub.models["me/new"][-1]} == {*files, "README.md", "mine.txt"}
     assert bert_jax.load("hf:me/new").encode("a b").shape == (1, 12)
+    hub.private.clear()
+    with refused("hf:me/new is public", "--private makes new models alone private"):
+        bert.export("hf:me/new", force=True, private=True)
 
 
 @pytest.mark.parametrize(

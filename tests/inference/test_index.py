@@ -15,7 +15,7 @@ from helpers import refused
 import bert_jax
 from bert_jax import Index, UserError
 from bert_jax.inference import index, runner
-from bert_jax.storage import json_files, replacement
+from bert_jax.storage import checksums, json_files, replacement
 from bert_jax.text import builtin
 
 WORDS = ["river", "bank", "token", "model", "layer", "head", "reads", "sees", "the", "small"]
@@ -168,6 +168,9 @@ def test_memory_is_bounded(tiny_bert, folder, monkeypatch):
         (lambda p: edit(p / "index.json", "truncated"), "its checksum does not agree"),
         (lambda p: drop_checksum(p / "index.json"), "its checksum does not agree"),
         (lambda p: rewrite(p / "index.json", checksums=3), "index.json is damaged"),
+        (lambda p: forge(p, [[9999, 0, 1]] * 7), "texts that end before"),
+        (lambda p: forge(p, [[0, 99, 1]] * 7), "texts of a file that is not named"),
+        (lambda p: forge(p, [[0, 0, 1]]), "entries of shape (1, 3) for"),
         (lambda p: rewrite(p / "index.json", format=9), "is of another version"),
         (lambda p: (p / "index.json").unlink(), "is no index; build one by bert-jax index"),
     ],
@@ -187,6 +190,13 @@ def edit(path, name: str) -> None:
 def drop_checksum(path) -> None:
     record = json.loads(path.read_text())
     path.write_text(json.dumps({name: record[name] for name in record if name != "crc32c"}))
+
+
+def forge(path, entries) -> None:
+    count = len(np.load(path / "vectors.npy")) if len(entries) > 1 else 1
+    np.save(path / "entries.npy", np.resize(entries, (count, 3)))
+    sums = json_files.read_json(path / "index.json", "")["checksums"]
+    rewrite(path / "index.json", checksums=sums | checksums.of_files(path, [path / "entries.npy"]))
 
 
 def rewrite(path, **values) -> None:

@@ -150,6 +150,9 @@ def test_what_is_refused(there, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 0))
         refused(one, "has 0.0 GB to copy to .*, where 0.0 are free", run)
+    there.pipe_file("/bucket/one/train/../../../evil.txt", b"")
+    refused(one, r"one has a file 'train/../../../evil.txt', which is not copied", run)
+    there.rm("/bucket/one/train/../../../evil.txt")
     tokens = "/bucket/one/train/tokens.bin"
     content = there.cat_file(tokens)
     there.rm(tokens)

@@ -1,0 +1,99 @@
+"""Where files and folders are written: on a disk, whole, and nowhere else."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from helpers import refused
+
+import bert_jax
+from bert_jax.runs import workdir
+from bert_jax.storage import paths, replacement
+from bert_jax.text import files, records, tokenizer_loading, tokenizer_training
+
+
+@pytest.mark.parametrize("name", ["gs://bucket/model", "s3://bucket/model", "hf:me/model"])
+def test_what_is_written_on_a_disk_alone(tiny_bert, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    for write in (tiny_bert.save, *(() if name.startswith("hf:") else (tiny_bert.export,))):
+        with refused(f"{name} is not on a disk, where this is written"):
+            write(name)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_home_of_the_user(tiny_bert, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    tiny_bert.save("~/saved")
+    assert bert_jax.load("~/saved").source == tmp_path / "saved"
+    index = bert_jax.Index.build(tiny_bert, output="~/index", texts=["the bank"])
+    assert len(bert_jax.Index.load("~/index")) == len(index) == 1
+    tiny_bert.attention("the bank").save("~/page.html")
+    assert {path.name for path in tmp_path.iterdir()} == {"saved", "index", "page.html"}
+
+
+@pytest.mark.parametrize("name", ["run[1]", "[a]/run", "back\\slash"])
+def test_a_path_that_orbax_takes_for_a_pattern(tiny_bert, tiny_config, tmp_path, name):
+    with refused("has brackets or a backslash"):
+        tiny_bert.save(tmp_path / name)
+    with refused("has brackets or a backslash"):
+        bert_jax.pretrain(tiny_config, tmp_path / name, quiet=True)
+    assert not [*tmp_path.rglob("*.json")]
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+@pytest.mark.parametrize("is_after", [False, True])
+def test_an_interrupted_replacement_loses_nothing(tmp_path, monkeypatch, error, is_after):
+    for name in ("new", "path"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    rename = Path.rename
+
+    def interrupted(path, target):
+        if path.name != "new":
+            return rename(path, target)
+        if is_after:
+            rename(path, target)
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", interrupted)
+        with pytest.raises(error):
+            replacement.replace(tmp_path / "new", tmp_path / "path")
+    assert (tmp_path / "path/file").read_text() == ("new" if is_after else "path")
+
+
+@pytest.mark.parametrize("name", ["results.json", "baselines.json", "metrics.jsonl"])
+def test_a_file_of_the_user_is_not_replaced(tiny_config, tmp_path, name):
+    (tmp_path / name).write_text("{}")
+    with refused(f"has a {name}, which no run wrote; choose another folder"):
+        bert_jax.pretrain(tiny_config, tmp_path, quiet=True)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_texts_of_the_user_are_not_replaced(tiny_config, tmp_path):
+    (tmp_path / "texts.jsonl").write_text("my only copy")
+    config = dataclasses.replace(tiny_config)
+    with refused("texts.jsonl has other texts than the ones given"):
+        bert_jax.pretrain(config, tmp_path, texts=["A text."] * 9, quiet=True)
+    assert (tmp_path / "texts.jsonl").read_text() == "my only copy"
+
+
+def test_the_name_of_a_file_on_the_web_has_no_query():
+    url = "https://host/a/texts.jsonl.gz?download=true#part"
+    assert paths.file_name(url) == "texts.jsonl.gz"
+    assert paths.file_name("a?b#c.txt") == "a?b#c.txt"
+    assert (files.file_type(url), files.suffix(url)) == (".jsonl", ".gz")
+    assert records.reader("https://host/a.parquet?x=1.txt") is records.parquet_rows
+
+
+def test_a_folder_has_one_tokenizer(tmp_path, tokenizer):
+    other = tokenizer_training.train(
+        ["a few words"] * 9, bert_jax.TokenizerConfig(kind="sentencepiece"), 25
+    )
+    for each in (tokenizer, other, tokenizer):
+        each.save(tmp_path)
+        assert tokenizer_loading.load(tmp_path).fingerprint == each.fingerprint
+
+
+def test_a_workdir_without_a_run_is_nothing(tmp_path):
+    assert workdir.read(tmp_path, bert_jax.TrainConfig).config is None
