@@ -260,7 +260,9 @@ def cause(log: str, code: int) -> str:
 def run(command: Sequence[str], log: Path, seconds: float, env: Mapping[str, str]) -> int | None:
     """Run a process with all that it starts; return its exit code, None if its time was over."""
     with log.open("wb") as file:
-        env = {**os.environ, "PYTHONUNBUFFERED": "1", **env}  # a log is whole when its process ends
+        # A log is whole when its process ends. Of several GPUs the first, as PyTorch takes one.
+        gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+        env = {**os.environ, "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": gpu, **env}
         options: Any = {"stdout": file, "stderr": file, "cwd": ROOT, "env": env}
         child = subprocess.Popen(command, start_new_session=True, **options)
     try:

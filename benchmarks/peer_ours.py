@@ -51,7 +51,7 @@ def main() -> None:
         phase = dataclasses.replace(phase, max_predictions=phase.max_length)
     elif spec.head in PLAIN:
         PLAIN[spec.head]()
-    mesh = make_mesh(config.parallel)
+    mesh = make_mesh(config.parallel, jax.devices()[:1])  # as PyTorch has
     run = set_up(make_objective(config).model, config, make_schedule(config).rate, mesh)
     step, state = synthetic.train_step(run, config, phase), run.new_state()
     batch = synthetic.random_batch(config, phase)

@@ -3,7 +3,7 @@
     python benchmarks/peers.py --config=base --config.data.batch_size=8 \\
         --peers=bert-jax,torch,torch-masked --dtypes=float32,bfloat16 --output=peers.json
 
-All have the model, batch size, precision, dropout and optimizer of the config. Each runs in a
+All have the model, batch size, precision and dropout of the config, and AdamW. Each runs in a
 process of its own, which waits while another runs. In a round each runs for `--seconds`. The ratio
 to bert-jax is taken in each round, and printed with its quartiles. With `--alone` a process ends
 before the next one starts, as on a GPU, whose memory each would take; a peer that fails is dropped.
@@ -20,6 +20,7 @@ without one of the techniques that make it fast: `without-` and a name of `peer_
 import argparse
 import dataclasses
 import json
+import math
 import os
 import shutil
 import signal
@@ -63,6 +64,7 @@ PEERS = {
 }
 BERT_JAX = "bert-jax"
 
+KINDS = (("bert", True), ("modernbert", False))  # that they have, and whether with sentence pairs
 ARGS = argparse.Namespace()  # set by main
 
 
@@ -160,10 +162,17 @@ def main() -> None:
         raise UserError("--dtypes are float32, bfloat16 or both")
     if ARGS.output and not os.access(Path(ARGS.output).absolute().parent, os.W_OK):
         raise UserError(f"--output {ARGS.output} cannot be written there; make the folder first")
-    if ARGS.rounds < 1 or ARGS.seconds <= 0:
+    if ARGS.rounds < 1 or not 0 < ARGS.seconds < math.inf:
         raise UserError("--rounds and --seconds must be positive")
     if "flax" in ARGS.peers and not shutil.which(ARGS.flax_python):
         raise UserError("flax needs --flax_python, the Python of an environment that has it")
+    kind, has_pairs = config.model.model_type, config.data.pairs != "none"
+    theirs = [name for name in ARGS.peers if PEERS[name].script != PEERS[BERT_JAX].script]
+    if theirs and (kind, has_pairs) not in KINDS:
+        raise UserError(
+            f"the peers have no {kind} {'with' if has_pairs else 'without'} sentence pairs; "
+            "use --peers=bert-jax, or a config of BERT with them, or of ModernBERT"
+        )
     phase = make_schedule(config).stages[0]
     spec = Spec(
         model=dataclasses.asdict(config.model),

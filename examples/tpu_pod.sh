@@ -11,8 +11,15 @@ runtime=${RUNTIME:-v2-alpha-tpuv5-lite}
 bucket=${BUCKET:-gs://my-bucket/bert}  # in the region of the slice; the text is in its stores/mine
 
 state() {
-  gcloud compute tpus queued-resources describe "$name" --zone="$zone" \
-    --format='value(state.state)' 2>/dev/null || echo none
+  local answer
+  if answer=$(gcloud compute tpus queued-resources describe "$name" --zone="$zone" \
+    --format='value(state.state)' 2>&1); then
+    echo "$answer"
+  elif [[ $answer == *NOT_FOUND* ]]; then
+    echo none
+  else
+    echo "$answer" >&2  # and look again
+  fi
 }
 
 on_every_host() {
@@ -32,7 +39,7 @@ while true; do
   case $(state) in
     none)
       gcloud compute tpus queued-resources create "$name" --node-id="$name" --zone="$zone" \
-        --accelerator-type="$type" --runtime-version="$runtime" --spot
+        --accelerator-type="$type" --runtime-version="$runtime" --spot || true
       ;;
     ACTIVE)
       code=0

@@ -9,7 +9,6 @@ are elsewhere, such as v5e-8, `bert-jax plan --topology=v5e-8` answers by formul
 import argparse
 import json
 import tempfile
-from pathlib import Path
 
 from bert_jax import console
 from bert_jax.commands.flags import Parser, add_config, read_config
@@ -18,6 +17,7 @@ from bert_jax.config import TrainConfig
 from bert_jax.config.schedule import make_schedule
 from bert_jax.config.validation import validate
 from bert_jax.errors import UserError
+from bert_jax.storage.paths import on_disk
 
 
 def add_arguments(parser: Parser) -> None:
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
         raise UserError("parallel.mode pmap is not measured; set it to mesh")
     if args.profile:
         try:
-            Path(args.profile).mkdir(parents=True, exist_ok=True)
+            on_disk(args.profile).mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=args.profile).close()
         except OSError as error:
             raise UserError(

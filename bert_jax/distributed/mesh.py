@@ -44,7 +44,13 @@ def make_mesh(config: ParallelConfig | None = None, devices: Sequence[Any] | Non
             f"parallel asks for {axes}, which does not make {len(devices)} devices; "
             "change one, or set it to -1 for all that the others leave"
         )
-    ordered = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    try:
+        ordered = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    except (ValueError, NotImplementedError) as error:
+        axes = " × ".join(f"{name} {size}" for name, size in zip(AXES, shape, strict=True))
+        raise UserError(
+            f"the devices are not connected as parallel needs them for {axes}; change one"
+        ) from error
     return Mesh(ordered, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 

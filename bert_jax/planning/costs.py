@@ -43,7 +43,7 @@ def estimate_cost(config: TrainConfig, stage: Stage, setup: Setup) -> dict[str, 
     )
     sequences = stage.batch_size / (microbatches * num_batch_shards(mesh))
     # The logits of the masked positions and, in the dtype of the matmuls, their gradients.
-    logits = sequences * stage.max_predictions * config.model.vocab_size
+    logits = sequences * stage.max_predictions * config.model.vocab_size / mesh.shape["tensor"]
     kept += logits * (_FLOAT32 + jnp.dtype(config.model.dtype).itemsize)
     memory = {
         "parameters": _shard_bytes(state.params),

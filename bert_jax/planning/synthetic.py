@@ -15,6 +15,7 @@ from bert_jax.config.schedule import Stage
 from bert_jax.distributed import mesh as mesh_lib
 from bert_jax.distributed.devices import resolve_dtype
 from bert_jax.distributed.fsdp import BATCH_AXES
+from bert_jax.errors import refuse
 from bert_jax.objectives import make_objective
 from bert_jax.objectives.masking import Masking
 from bert_jax.text.mixture import resolve_vocab_size
@@ -29,6 +30,11 @@ def resolve(config: TrainConfig, device: Any) -> TrainConfig:
     """Return the config with the dtype "auto" and the vocabulary size 0 resolved."""
     model = resolve_dtype(config.model, device)
     model = dataclasses.replace(model, vocab_size=resolve_vocab_size(config, None))
+    refuse(
+        model.vocab_size <= len(_SPECIAL_IDS),
+        f"model.vocab_size is {model.vocab_size}, all of them special tokens",
+        fix="give more",
+    )
     return dataclasses.replace(config, model=model)
 
 

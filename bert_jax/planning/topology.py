@@ -88,10 +88,10 @@ def parse(name: str) -> tuple[str, str]:
     if kind != _CPU and kind not in chips.CHIPS:
         known = ", ".join((*chips.CHIPS, _CPU))
         raise UserError(f"--topology {name}: {kind!r} is not a known chip; use one of {known}")
-    pattern, example = r"[1-9]\d*", "8"
+    pattern, example = r"[1-9]\d{0,17}", "8"
     if kind != _CPU and chips.CHIPS[kind].is_tpu:
         most, example = (2, "4x4x4") if kind in _CUBES else (1, "4x4")
-        pattern = rf"[1-9]\d*(x[1-9]\d*){{1,{most}}}"
+        pattern = rf"{pattern}(x{pattern}){{1,{most}}}"
     if not re.fullmatch(pattern, shape):
         raise UserError(f"--topology {name}: write it as {kind}:{example}")
     if (count := math.prod(map(int, shape.split("x")))) > _MOST_DEVICES:
@@ -107,9 +107,9 @@ def _from_cloud_name(name: str) -> str:
     The number of a v4 or v5p counts the TensorCores, of which a chip has two; that of the others
     the chips. Source: Cloud TPU documentation, 'TPU v4', 'TPU v5p', 'TPU v5e' and 'TPU v6e'.
     """
-    if match := re.fullmatch(r"([1-9][0-9]*)x([a-z]\w*)", name):
+    if match := re.fullmatch(r"([1-9][0-9]{0,17})x([a-z]\w*)", name):
         return f"{match[2]}:{match[1]}"
-    match = re.fullmatch(r"(v[0-9][a-z]?|v5litepod)-([1-9][0-9]*)", name)
+    match = re.fullmatch(r"(v[0-9][a-z]?|v5litepod)-([1-9][0-9]{0,17})", name)
     if not match:
         return name
     kind, number = match[1].replace("v5litepod", "v5e"), int(match[2])

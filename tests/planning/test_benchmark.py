@@ -104,6 +104,7 @@ def test_no_text_is_needed(run, one_device):
         (TrainConfig(), ["--phase=2"], "the config has phases 1 to 1"),
         (TrainConfig(), ["--steps=0"], "must be positive"),
         (TrainConfig(), ["--profile=/proc/none"], "cannot be written"),
+        (TrainConfig(), ["--profile=gs://bucket/a"], "is not on a disk"),
         (TrainConfig(parallel=ParallelConfig(mode="pmap")), [], "is not measured"),
         (TrainConfig(data=DataConfig(batch_size=3)), [], "not a multiple of the 8 devices"),
     ],

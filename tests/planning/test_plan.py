@@ -4,7 +4,7 @@ import json
 
 import jax
 import pytest
-from helpers import model_config
+from helpers import model_config, refused
 
 from bert_jax.commands import plan as command
 from bert_jax.commands.flags import Recipe
@@ -76,6 +76,39 @@ def test_text(compiled):
     assert "total         131.000 GiB\n  available      55.879 GiB: does not fit" in shown
     assert "all-reduce of gradients over data" in shown
     assert shown.count("at least") == shown.count("source:") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "over", "verdict"),
+    [
+        ("v5e-8", 1.3, "may not fit; --compile asks the compiler"),
+        ("v5e-8", 1.4, "does not fit."),
+        ("h100:8", 1.1, "does not fit."),
+    ],
+)
+def test_a_step_that_is_too_large_by_formula(name, over, verdict, monkeypatch):
+    """A TPU's compiler may find room."""
+    (topology,) = read_topologies(name)
+    memory = {"total": int(over * topology.chip.usable)}
+    cost = {"parameters": 9, "memory": memory, "error": "", "flops": 0.0}
+    monkeypatch.setattr(plan, "estimate_cost", lambda *_: cost)
+    shown = plan.as_text(plan.make_plans(small_config(), [topology]))
+    assert f" GiB: {verdict}\n" in shown
+
+
+def test_what_is_not_planned():
+    config, topologies = small_config(), read_topologies("cpu:1")
+    config.parallel.mode = "pmap"
+    with refused("parallel.mode pmap is not planned; use mesh"):
+        plan.make_plans(config, topologies)
+    config = small_config()
+    config.model.vocab_size = 4
+    with refused("model.vocab_size is 4, all of them special tokens"):
+        plan.make_plans(config, topologies)
+    config = small_config()
+    config.data.batch_size, config.parallel.tensor = 96, 3
+    with refused("the devices are not connected as parallel needs them"):
+        plan.make_plans(config, read_topologies("v5e:7x9"))
 
 
 def test_a_plan_by_formula(bert_jax_main, monkeypatch):
