@@ -461,11 +461,11 @@ def test_tensors_that_do_not_fit(changed, key_words, folder):
     refuses_to_load(folder, *key_words)
 
 
-@pytest.mark.parametrize("dtype", ["U8", "I64", "F8_E4M3", "C64"])
+@pytest.mark.parametrize("dtype", ["U8", "I64", "F8_E4M3", "F6_E2M3", "C64"])
 def test_tensors_of_types_that_numpy_may_lack(dtype, folder):
     name = "bert.encoder.layer.0.output.dense.bias"
-    size = {"U8": 1, "F8_E4M3": 1}.get(dtype, 8)
-    write(folder, tensors_of(folder) | {name: np.zeros(12 * size, np.uint8)})
+    size = {"U8": 1, "F8_E4M3": 1, "F6_E2M3": 6 / 8}.get(dtype, 8)
+    write(folder, tensors_of(folder) | {name: np.zeros(int(12 * size), np.uint8)})
     content = (folder / WEIGHTS).read_bytes()
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:end])
@@ -542,6 +542,7 @@ def modernbert(**values) -> dict:
         ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
         ({"num_hidden_layers": 10**7}, "10000000"),
         ({"vocab_size": 2**23}, "word_embeddings"),
+        ({"vocab_size": 0}, "has a vocab_size of 0"),
         ({"max_position_embeddings": 2**31}, "max_position_embeddings"),
         ({"layer_norm_eps": float("nan")}, "layer_norm_eps"),
         ({"hidden_dropout_prob": 1.5}, "hidden_dropout_prob"),
