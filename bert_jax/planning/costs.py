@@ -23,14 +23,15 @@ def estimate_cost(config: TrainConfig, stage: Stage, setup: Setup) -> dict[str, 
     """Return what `compile_cost` does, by formula, for devices of which only the names are known.
 
     The temporaries are the gradients and the activations that are kept for them; with microbatches
-    also the gradients' sum; and the logits. They lack what the compiler adds. The total of seven
+    also the gradients' sum; the logits; and of ZeRO 3 the gathered parameters, which the gradients
+    need again unless a layer is recomputed. They lack what the compiler adds. The total of seven
     steps was 0.89 to 1.01 of that on an H200 (benchmarks/records/2026-11-26-h200 and -matmuls).
     """
     state, mesh = setup.abstract_state, setup.layout.mesh
     microbatches = config.optimizer.microbatches
     shapes = [x.shape for x in jax.tree.leaves(state.params)]
-    # With ZeRO 1 the sum of several microbatches is scattered, and not the gradients of each.
-    is_whole = config.parallel.zero == 1 and microbatches > 1
+    # With ZeRO 1 the sum of the gradients is scattered, and not those of each microbatch.
+    is_whole = config.parallel.zero == 1
     layout = setup.layout.params if is_whole else setup.layout.gradients
     gradients = sum(
         _FLOAT32 * math.prod(sharding.shard_shape(shape))
@@ -44,7 +45,10 @@ def estimate_cost(config: TrainConfig, stage: Stage, setup: Setup) -> dict[str, 
     sequences = stage.batch_size / (microbatches * num_batch_shards(mesh))
     # The logits of the masked positions and, in the dtype of the matmuls, their gradients.
     logits = sequences * stage.max_predictions * config.model.vocab_size / mesh.shape["tensor"]
-    kept += logits * (_FLOAT32 + jnp.dtype(config.model.dtype).itemsize)
+    width = jnp.dtype(config.model.dtype).itemsize
+    kept += logits * (_FLOAT32 + width)
+    if config.parallel.zero == 3 and mesh.shape["fsdp"] > 1 and not config.model.remat:
+        kept += width * sum(map(math.prod, shapes)) / mesh.shape["tensor"]
     memory = {
         "parameters": _shard_bytes(state.params),
         "moments": _shard_bytes(state.opt_state),
