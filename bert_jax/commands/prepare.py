@@ -133,6 +133,8 @@ def _check_flags(args: argparse.Namespace, options: list[str]) -> None:
     if args.sample is not None and (args.shard or not args.sample > 0):
         raise UserError("--sample must be a positive number of gigabytes, and without --shard")
     is_path = args.tokenizer not in _KINDS
+    if paths.is_remote(args.tokenizer):
+        raise UserError(f"--tokenizer={args.tokenizer} is not on a disk; copy it, and give that")
     if is_path and not args.tokenizer.startswith("hf:") and not os.path.exists(args.tokenizer):
         hint = nearest(args.tokenizer, _KINDS, "give its file or folder, or what to train")
         raise UserError(f"--tokenizer={args.tokenizer} does not exist; {hint}")

@@ -90,6 +90,7 @@ def test_help_lists_the_fields_of_a_recipe(bert_jax_main, capsys):
         ("fill-mask . a[MASK]", "holds no checkpoint"),
         ("prepare builtin s --eval-fraction=0", "--eval-fraction is 0"),
         ("prepare builtin s --tokenizer=wordpeice", "did you mean wordpiece?"),
+        ("prepare builtin s --tokenizer=gs://b/t", "is not on a disk; copy it, and give that"),
         ("prepare t.csv s --text-field=txt", "--text-field to one of text, n; did you mean text?"),
         ("prepare a@1,b@2 s", "prepare each text by itself, all with one --tokenizer=PATH"),
     ],
