@@ -244,7 +244,8 @@ class TextIndex:
 
     def text(self, number: int) -> str:
         """Return a text by its number in the index; UserError where there is none."""
-        if not isinstance(number, int | np.integer) or not 0 <= number < len(self):
+        is_whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
+        if not is_whole or not 0 <= number < len(self):
             raise UserError(f"number is {number!r}; the index has 0 to {len(self) - 1}")
         start = int(self._entries[number - 1, 0]) if number else 0
         return self._texts[start : int(self._entries[number, 0])].tobytes().decode()

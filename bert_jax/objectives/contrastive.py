@@ -127,7 +127,7 @@ def ranking(
     """Return the sum of the cross-entropies, and how many queries have their passage first.
 
     The first text of an example is a query, the second its passage, the others hard negatives. A
-    passage is no negative of a query if it is its own, or that of an equal query.
+    passage is no negative of a query if it is its own, that of an equal query, or the query itself.
 
     Args:
       own: vectors of this device's examples, and the numbers of their texts.
@@ -148,13 +148,14 @@ def ranking(
     def rank(example: tuple[Array, Array]) -> tuple[Array, Array]:
         (query, passage, *_), (query_id, passage_id, *_) = example
         own_score = similarity(query[None], passage[None])[0, 0] / temperature
-        is_own = (query_ids == query_id) | (positives == passage_id)
-        is_own = jnp.pad(is_own, (0, len(passages) - len(is_own))) | (passage_ids == passage_id)
+        is_alike = (query_ids == query_id) | (positives == passage_id)
+        is_own = jnp.pad(is_alike, (0, len(passages) - len(is_alike)))
+        is_own |= (passage_ids == passage_id) | (passage_ids == query_id)
         found = similarity(query[None], passages)[0]
         scores = jnp.where(is_own | (passage_ids < 0), -jnp.inf, found) / temperature
         loss = jax.nn.logsumexp(jnp.append(scores, own_score)) - own_score
         if symmetric:
-            is_negative = ~is_own[: len(queries)] & (query_ids >= 0)
+            is_negative = ~is_alike & (query_ids != passage_id) & (query_ids >= 0)
             found = similarity(queries, passage[None])[:, 0]
             backward = jnp.where(is_negative, found, -jnp.inf) / temperature
             loss = (loss + jax.nn.logsumexp(jnp.append(backward, own_score)) - own_score) / 2

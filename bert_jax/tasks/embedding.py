@@ -262,6 +262,7 @@ class Embedding(Retrieval):
     ) -> Features:
         prompts = self.config.embedding.query_prompt, self.config.embedding.passage_prompt
         texts, ids = number_texts(examples, prompts)
+        _, plain_ids = number_texts(examples)  # a query may be a passage too
         encoded = tokenizer.encode(texts)
         features, room = Features(choices=ids.shape[1], is_packed=True), max_length - 2
         features.is_contrastive = True
@@ -276,7 +277,7 @@ class Embedding(Retrieval):
         for index, example in enumerate(examples):
             own = ids[index]
             score = math.nan if example.label is None else example.label
-            label = own if self.is_ranking else np.float32(score)
+            label = plain_ids[index] if self.is_ranking else np.float32(score)
             counts = np.array([len(windows[number]) for number in own])
             # A feature has a window of each text, the last one again where there are no more.
             for window in range(counts.max()):

@@ -85,11 +85,10 @@ def candidate_lists(judged: Judged, count: int) -> list[Example]:
     generator, corpus = np.random.default_rng(_SEED), _corpus(judged)
     found: dict[str, list[str]] = {query: list(texts) for query, texts in judged.items()}
     if count:
-        ranked = _ranked(corpus, list(judged), count)
-        found = {
-            query: [corpus[index] for index in indices]
-            for query, indices in zip(judged, ranked, strict=True)
-        }
+        ranked = _ranked(corpus, list(judged), count + 1)  # as one may be the query itself
+        for query, indices in zip(judged, ranked, strict=True):
+            texts = (corpus[index] for index in indices)
+            found[query] = [x for x in texts if x != query or judged[query].get(x)][:count]
     result = []
     for query, candidates in found.items():
         if not any(judged[query].values()):  # no order of them is better than another

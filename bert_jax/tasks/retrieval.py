@@ -1,6 +1,7 @@
 """The base of tasks in which a query must find its passage: examples, scores and baselines."""
 
 import abc
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -58,7 +59,7 @@ class Retrieval(Task):
         texts = tuple(record.field(name, "data.text") for name in readers.text_columns(data))
         # The latter name is that of rerankers.
         labels = [record.fields.get(name) for name in (data.label, DataFiles().label)]
-        is_apart = any(label is False or readers.to_number(label) <= 0 for label in labels)
+        is_apart = any(map(_says_apart, labels))
         return {"id": record.fields.get("id"), "texts": texts, "is_apart": is_apart}
 
     def plain_fields(self, value: Any) -> Mapping[str, Any] | None:
@@ -89,23 +90,22 @@ class Retrieval(Task):
 
     def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
         """Return how well passages are found."""
-        queries, passages, relevance = _collection(examples)
+        collection = _collection(examples)
         by_query: dict[str, Any] = {}
         by_passage: dict[str, Any] = {}
         for example, prediction in zip(examples, predictions, strict=True):
             by_query[example.texts[0]], *own = self.vectors_by_text(prediction)
             by_passage |= zip(example.texts[1:], own, strict=True)
-        found = self.best_passages(
-            [by_query[text] for text in queries], [by_passage[text] for text in passages], _RANKED
-        )
-        return _ranking_scores(found, relevance)
+        asked = [by_query[text] for text in collection.queries]
+        corpus = [by_passage[text] for text in collection.passages]
+        return collection.scores(self.best_passages(asked, corpus, _RANKED + 1))
 
     def baselines(
         self, train: Sequence[Example], held_out: Sequence[Example]
     ) -> dict[str, dict[str, float]]:
-        queries, passages, relevance = _collection(held_out)
-        found = bm25.baselines(passages, queries, _RANKED)
-        return {name: _ranking_scores(top.indices, relevance) for name, top in found.items()}
+        collection = _collection(held_out)
+        found = bm25.baselines(collection.passages, collection.queries, _RANKED + 1)
+        return {name: collection.scores(top.indices) for name, top in found.items()}
 
     def constant_score(self, examples: Sequence[Example]) -> float:
         return 0.0
@@ -175,10 +175,40 @@ def number_texts(
     return list(numbers), np.array(found, np.int32).reshape(-1, width)
 
 
-def _collection(
-    examples: Sequence[Example],
-) -> tuple[list[str], list[str], list[dict[int, float]]]:
-    """Return the queries and the passages of examples, each once, and what each query asks for.
+def _says_apart(label: Any) -> bool:
+    """Return whether a label says that texts do not belong together: 0 or less, or false."""
+    return str(label).strip().lower() == "false" or readers.to_number(label) <= 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Collection:
+    """The queries and the passages of examples, each once, and what each query asks for.
+
+    `relevance` are the passages of each query by their indices, with their grades.
+    """
+
+    queries: list[str]
+    passages: list[str]
+    relevance: list[dict[int, float]]
+
+    def scores(self, rankings: np.ndarray) -> dict[str, float]:
+        """Return how good rankings are, of one passage more than MAP looks at, [Q, K + 1].
+
+        A passage that is the query itself is no result, unless the query asks for it. Source: BEIR,
+        which ignores identical ids.
+        """
+        kept = [
+            [i for i in ranking if self.passages[i] != query or i in relevant][:_RANKED]
+            for ranking, query, relevant in zip(
+                rankings.tolist(), self.queries, self.relevance, strict=True
+            )
+        ]
+        scores = metrics.ranking_scores(kept, self.relevance, (1, 10))
+        return {name: float(scores[name].mean()) for name in RETRIEVAL_METRICS}
+
+
+def _collection(examples: Sequence[Example]) -> _Collection:
+    """Return the collection of examples.
 
     A pair with a score of 0 or less is not asked for, nor is a query that has no other.
     """
@@ -191,11 +221,4 @@ def _collection(
         if score > 0:
             relevant.setdefault(query, {})[indices[0]] = score
     refuse(not relevant, "no held-out pair has a score above 0", fix="give some that have")
-    return list(relevant), list(passages), list(relevant.values())
-
-
-def _ranking_scores(
-    rankings: np.ndarray, relevance: Sequence[Mapping[int, float]]
-) -> dict[str, float]:
-    scores = metrics.ranking_scores(rankings, relevance, (1, 10))
-    return {name: float(scores[name].mean()) for name in RETRIEVAL_METRICS}
+    return _Collection(list(relevant), list(passages), list(relevant.values()))

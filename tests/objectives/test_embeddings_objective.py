@@ -32,10 +32,14 @@ def vectors(seed: int = 0) -> np.ndarray:
 
 
 def numbers() -> np.ndarray:
-    """Numbers of texts: two equal passages, two equal queries, and a sequence of padding."""
+    """Numbers of texts: two equal passages, two equal queries, and a sequence of padding.
+
+    A query is a passage too, and another one a hard negative.
+    """
     texts = np.arange(SIZE * TEXTS, dtype=np.int32).reshape(SIZE, TEXTS)
     texts[3, 1] = texts[5, 1]
     texts[7, 0] = texts[2, 0]
+    texts[4, 1], texts[6, 2] = texts[9, 0], texts[10, 0]
     texts[-1] = -1
     return texts
 
@@ -66,10 +70,12 @@ def ranking(x: np.ndarray, texts: np.ndarray, temperature: float, *, symmetric: 
         others, queries = [], []
         for j in range(count):
             is_same = texts[j, 0] == texts[i, 0] or texts[j, 1] == texts[i, 1]
-            if not is_same:
+            if not is_same and texts[j, 1] != texts[i, 0]:
                 others.append(query @ x[j, 1])
+            if not is_same and texts[j, 0] != texts[i, 1]:
                 queries.append(x[j, 0] @ x[i, 1])
-            others += [query @ x[j, k] for k in range(2, TEXTS) if texts[j, k] != texts[i, 1]]
+            negatives = [k for k in range(2, TEXTS) if texts[j, k] not in texts[i, :2]]
+            others += [query @ x[j, k] for k in negatives]
         losses = [
             np.log(np.exp((np.array(s) - own) / temperature).sum() + 1) for s in (others, queries)
         ]

@@ -131,13 +131,13 @@ def test_sizes_of_vectors_on_the_command_line():
 
 
 def test_texts_are_packed_numbered_and_prompted(wordpiece):
-    """Equal texts have one number; a prompt is part of the text."""
+    """Equal texts have one number, whether they are queries or passages; prompts are read."""
     pairs = [("the fox", "lazy dog"), ("who", "lazy dog"), ("lazy dog", "the fox jumps over")]
     examples = [Example(None, f"a:{i}", pair, 1.0) for i, pair in enumerate(pairs)]
     embedding = task(query_prompt="what ")
     features = embedding.features(examples, wordpiece, model_config(), 6)
     labels = np.array(features.labels)
-    assert labels[0, 1] == labels[1, 1] != labels[2, 0]
+    assert labels[0, 1] == labels[1, 1] == labels[2, 0]
     assert features.truncated == 1  # the fox jump ##s over, of which 4 fit
     batch = Batcher(features, wordpiece, 2, 6).batch(np.array([0, 2, -1]), 16)
     kept = batch["attention_mask"][0] > 0
@@ -166,6 +166,20 @@ def test_scores_of_retrieval():
     assert scores["ndcg@10"] == pytest.approx(ndcg_score(wanted, cosines, k=10))
     first = wanted[np.arange(len(queries)), cosines.argmax(1)]
     assert scores["recall@1"] == pytest.approx(np.mean(first / wanted.sum(1)))
+
+
+def test_a_text_is_no_result_of_itself():
+    """Of questions that were asked twice, each is a query and a passage."""
+    retrieval, examples = (
+        task(),
+        [Example(None, "", texts, 1.0) for texts in (("a", "b"), ("b", "a"), ("c", "c"))],
+    )
+    near, nearer, far = np.float32([[1, 0], [0.9, 0.1], [0, 1]])
+    vectors = {"a": near, "b": nearer, "c": far}
+    predictions = [np.stack([vectors[text] for text in each.texts]) for each in examples]
+    assert retrieval.score(examples, predictions)["recall@1"] == 1.0
+    found = retrieval.baselines([], examples)["BM25"]
+    assert found["recall@1"] == 1.0  # "c", which asks for itself, and the others' only rest
 
 
 def test_scores_of_similarity():
@@ -218,6 +232,15 @@ def test_pairs_without_a_score_are_not_asked_for():
     with refused("no held-out pair has a score above 0"):  # before the training
         retrieval.held_out_examples(examples[:1])
     assert task(loss="cosent").held_out_examples(examples[:1]) == examples[:1]
+
+
+@pytest.mark.parametrize("label", ["False", "false", "0", "-1"])
+def test_labels_of_pairs_that_are_apart(tmp_path, label):
+    path = tmp_path / "a.csv"
+    path.write_text(f"query,passage,label\na,b,True\nc,d,{label}\n")
+    data = DataFiles(text="query,passage", label="label")
+    with refused("a.csv:3 has a label of 0 or less"):
+        read_examples(task(), str(path), data, labelled=True)
 
 
 def test_texts_that_do_not_belong_together_are_no_pairs(tmp_path):

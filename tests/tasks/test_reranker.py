@@ -401,6 +401,16 @@ def test_without_a_common_word_passages_are_random():
     assert any(len(example.label) == 101 for example in lists[:100])
 
 
+def test_a_query_is_no_candidate_of_itself():
+    """Unless it asks for itself."""
+    judged = {"to boil rice": {"cook rice": 1.0}, "cook rice": {"to boil rice": 1.0}}
+    lists = passages.candidate_lists({**judged, "fly a kite": {"fly a kite": 1.0}}, 2)
+    candidates = {each.texts[0]: {*each.texts[1:]} for each in lists}
+    assert candidates["to boil rice"] == {"cook rice", "fly a kite"}
+    assert candidates["cook rice"] == {"to boil rice", "fly a kite"}
+    assert "fly a kite" in candidates["fly a kite"]
+
+
 def test_a_query_of_which_a_learning_rate_is_trained_is_not_scored(monkeypatch):
     """And of a task without queries, the sample is as random as its examples."""
     monkeypatch.setattr(learning_rates, "tokenize", lambda *_: None)
