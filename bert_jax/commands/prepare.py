@@ -178,9 +178,13 @@ def _prepare_shard(args: argparse.Namespace, data: DataConfig, folder: Path, sha
     from bert_jax.text import prepare, shards, store
 
     tokenizer = _tokenizer_of_shards(args, folder)
+    if args.force and not paths.is_remote(args.store):
+        (folder / "store.json").unlink(missing_ok=True)  # of the shards as they were
     with _replacing(shards.shard_folder(folder, shard), force=args.force) as new:
         prepare.write(data, tokenizer, args.vocab_size, new, shard, restarts=args.force)
-    if paths.is_remote(args.store) or shards.missing(Path(args.store), shard[1]):
+    # Shards that are replaced one after the other are of two texts until the last one is.
+    is_alone = paths.is_remote(args.store) or args.force
+    if is_alone or shards.missing(Path(args.store), shard[1]):
         then = _train_on(args.store)
         return f"complete: shard {args.shard} of {args.store}; after all others: {then}"
     shards.finish(Path(args.store))
@@ -216,7 +220,7 @@ def _replacing(folder: Path, *, force: bool) -> Iterator[Path]:
             f"{folder} is not a store, or has other files too, and is not replaced; "
             "choose another folder, or remove it"
         )
-    whole = folder.absolute()
+    whole = folder.resolve()  # of a link, what it leads to
     new = whole.with_name(f".{whole.name}.new")
     yield new
     replacement.replace(new, whole)
@@ -268,7 +272,14 @@ def _load_tokenizer(args: argparse.Namespace) -> Any:
 
         path = hub.fetch(str(path), weights=False)
     if not any(os.path.isdir(path / name) for name in ("state", "best", "checkpoints")):
-        return tokenizer_loading.load(path, lowercase=lowercase)
+        tokenizer = tokenizer_loading.load(path, lowercase=lowercase)
+        says_case = tokenizer.fingerprint == tokenizer_loading.load(path).fingerprint
+        refuse(
+            args.cased and says_case and tokenizer.encode("A B") == tokenizer.encode("a b"),
+            f"--cased has no effect on {path}, which says itself that text becomes lower case",
+            fix="leave it out",
+        )
+        return tokenizer
     from bert_jax.training import checkpoint  # whose imports take a second
 
     folder = checkpoint.find(path)

@@ -135,10 +135,25 @@ class SentencePairs(MaskedLM):
         if (cut := longest.cut) > _MOST_CUT:
             found.append(
                 f"{cut:.0%} of the text is cut off, as its sentences are beyond data.max_length; "
-                "split them by --config.data.sentences=split if they are several, or train on all "
-                "of it by --config.data.pairs=none"
+                "split them by --config.data.sentences=split if they are several (of one document "
+                "a line, as .jsonl), or train on all of it by --config.data.pairs=none"
             )
         return found
+
+    def _from_one_document(self, corpus: Corpus) -> str:
+        """Return which text is one document, so that none of its pairs is from two, or ""."""
+        for part in corpus.parts:
+            of = f" of {part.name}" if part.name else ""
+            for name, split, fault in (
+                ("training", part.train, "little to learn"),
+                ("held-out", part.eval, "no true scores"),
+            ):
+                if len(split.documents) == 2:  # where the one starts, and ends
+                    return (
+                        f"NSP has {fault}: the {name} text{of} is one document, so no pair is from "
+                        "two"
+                    )
+        return ""
 
     def _unlearnable(self, corpus: Corpus, majority: float) -> str:
         """Return why the pairs of a text teach little or nothing, or ""."""
@@ -150,8 +165,8 @@ class SentencePairs(MaskedLM):
                 reason = f"{single:.0%} of the documents are a single sentence"
             share = f"{majority:.0%} of the pairs have one label"
             return f"{name} has little to learn: {share}, as {reason}"
-        if self.config.data.pairs == "nsp" and len(counts) == 1:
-            return "NSP has little to learn: the text is one document, so no pair is from two"
+        if self.config.data.pairs == "nsp" and (fault := self._from_one_document(corpus)):
+            return fault
         # Some sentences of a full document may be empty.
         is_full = counts > 0.95 * MAX_DOCUMENT_SENTENCES
         if counts[is_full].sum() > 0.5 * counts.sum():

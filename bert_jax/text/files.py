@@ -13,12 +13,13 @@ from typing import Any, BinaryIO
 
 from bert_jax.errors import UserError
 from bert_jax.storage import paths, remote
+from bert_jax.text.xz import open_xz
 
 # Longer lines are refused, so that a small .gz of one long line cannot fill the memory.
 MAX_LINE_BYTES = 1 << 26
 _BLOCK_BYTES = 1 << 22
 STDIN = "-"  # in place of the path of a file
-OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}  # of compressed files
+OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": open_xz}  # of compressed files
 
 
 def file_type(path: str | Path) -> str:

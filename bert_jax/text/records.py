@@ -23,6 +23,7 @@ _MAX_FIELD = 1 << 26  # characters: a text may be longer than the csv module's 1
 JSON_LINES = (".jsonl", ".json", ".ndjson")
 _PARQUET, _PARQUET_ROWS = ".parquet", 1024  # rows that are read at once
 _TFDS = "tfds:"
+DEFAULT_SPLIT = "train"  # of a dataset of TFDS
 # The groups of TFDS that have datasets for the tasks of this package.
 _GROUPS = ("question_answering", "summarization", "text", "translate")
 
@@ -298,7 +299,7 @@ def open_dataset(source: str) -> Any:
         if not builder.is_prepared():
             show(f"preparing {source} in {folder}; without a network this fails after some minutes")
         builder.download_and_prepare(**options)
-        rows = builder.as_data_source(split=split or "train")
+        rows = builder.as_data_source(split=split or DEFAULT_SPLIT)
         if len(rows):
             rows[0]  # raises if a file is missing or damaged
     except Exception as error:  # of nearly every type

@@ -216,6 +216,10 @@ class TfdsSource(Source):
         self._rows = records.open_dataset(name)
         self.size = len(self._rows)
 
+    @property
+    def origins(self) -> list[str]:
+        return [self.name if "@" in self.name else f"{self.name}@{records.DEFAULT_SPLIT}"]
+
     def identity(self) -> dict[str, Any]:
         dataset, split = self._rows.dataset_info.full_name, self.name.partition("@")[2]
         return {

@@ -321,6 +321,11 @@ class WordPieceTokenizer(FastTokenizer):
             for (start, end), limit in zip(offsets, limits, strict=False)
         ]
 
+    def normalized(self, text: str) -> str:
+        """Return a text as its words are looked up, such as in lower case."""
+        normalizer = self._tokenizer.normalizer
+        return normalizer.normalize_str(text) if normalizer else text
+
     def _unspaced(self, text: str) -> str:
         return re.sub(rf" ?([{_CHINESE}]) ?", r"\1", text)
 

@@ -48,14 +48,20 @@ _WORDS = {"word_tokenizer_type": "basic", "subword_tokenizer_type": "wordpiece"}
 
 
 def load(path: str | Path, *, lowercase: bool = True) -> Tokenizer:
-    """Load a tokenizer from one of its files or their folder; `lowercase` is for a `vocab.txt`."""
+    """Load a tokenizer from one of its files or their folder; `lowercase` is for a `vocab.txt`.
+
+    Beside a file, its folder's settings are read.
+    """
     path = Path(os.path.expanduser(path))
     if not os.path.exists(path):  # unlike Path.exists, False for a name that is too long
         raise UserError(f"tokenizer {path} does not exist; give one of its files, or their folder")
-    paths = [*sorted(path.glob("*.model")), *(path / name for name in NAMES)]
+    if path.is_dir():
+        paths = [*sorted(path.glob("*.model")), *(path / name for name in NAMES)]
+    else:
+        beside = (_SETTINGS, _ADDED_TOKENS, _SPECIAL_TOKENS)
+        paths = [path, *(path.with_name(name) for name in beside)]
     with _reading(str(path)):
-        paths = [path] if path.is_file() else [p for p in paths if p.exists()]
-        files = {p.name: p.read_bytes() for p in paths}
+        files = {p.name: p.read_bytes() for p in paths if p.exists()}
     return from_files(files, str(path), lowercase=lowercase)
 
 

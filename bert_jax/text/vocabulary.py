@@ -29,7 +29,10 @@ def spellings(new: Tokenizer, old: Tokenizer) -> list[list[int]]:
         else:
             spelled[index] = tokens
     encoded = old.encode([f" {_text(new, index)}" for index in words])
-    spelled |= dict(zip(words, encoded, strict=True))
+    for index, tokens in zip(words, encoded, strict=True):
+        # A mark may have no token with the space before it, but one of its own.
+        rest = [] if isinstance(old, WordPieceTokenizer) else old.encode_rest(_text(new, index))
+        spelled[index] = rest if len(rest) == 1 < len(tokens) else tokens
     known = {
         index: [int(token) for token in tokens if token != old.unk_id]
         for index, tokens in spelled.items()
@@ -52,7 +55,8 @@ def _spelling(
     if not new.is_continuation[index]:
         return None
     if isinstance(old, WordPieceTokenizer):
-        return _continuation(text, ids) or None  # such as punctuation, which is never within a word
+        # Punctuation has no such tokens, as it is never within a word.
+        return _continuation(old.normalized(text), ids) or None
     return old.encode_rest(text)
 
 

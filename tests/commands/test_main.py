@@ -11,6 +11,8 @@ from helpers import refused
 from bert_jax import UserError
 from bert_jax.commands import flags, main
 from bert_jax.commands.main import COMMANDS
+from bert_jax.text import shards
+from bert_jax.text.store import open_store
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
@@ -176,6 +178,20 @@ def test_prepare_replaces_only_a_store(tmp_path, monkeypatch, bert_jax_main):
     assert (tmp_path / "store/store.json").read_bytes() != before
     assert {path.name for path in tmp_path.iterdir()} >= {"one.txt", "two.txt", "bad.txt", "store"}
     assert len(list(tmp_path.iterdir())) == 4
+    (tmp_path / "store").rename("real")
+    (tmp_path / "store").symlink_to("real")
+    bert_jax_main(words[0], "one.txt", *words[2:], "--force")
+    assert (tmp_path / "store").is_symlink()
+    assert (tmp_path / "real/store.json").read_bytes() == before
+
+
+def test_a_case_that_a_tokenizer_has_itself(tmp_path, monkeypatch, bert_jax_main):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.txt").write_text("A sentence of one.\nAnother.\n\n" * 40)
+    words = ("prepare", "one.txt", "store", "--tokenizer=wordpiece", "--vocab-size=40")
+    bert_jax_main(*words)
+    with refused("--cased has no effect on store/tokenizer"):
+        bert_jax_main(*words[:2], "other", "--tokenizer=store/tokenizer", "--cased")
 
 
 def test_prepare_in_shards(tmp_path, monkeypatch, bert_jax_main):
@@ -209,6 +225,19 @@ def test_prepare_in_shards(tmp_path, monkeypatch, bert_jax_main):
     assert "train on it with: bert-jax pretrain --config.data.source=store" in printed
     refuse("store is complete without this shard", *words, "--shard=0/4")
     bert_jax_main(*words, "--tokenizer=store/tokenizer")  # the same text
+    text = tmp_path / "text.txt"
+    before = text.read_text()
+    text.write_text(f"{before}\n\nAnother document.\n")
+    for number in range(3):
+        printed = bert_jax_main(*words, f"--shard={number}/3", "--force")
+        assert "after all others: " in printed
+    shards.finish(tmp_path / "store")
+    changed = open_store(tmp_path / "store")
+    text.write_text(before)
+    for number in range(3):
+        bert_jax_main(*words, f"--shard={number}/3", "--force")
+    shards.finish(tmp_path / "store")
+    assert open_store(tmp_path / "store").fingerprint != changed.fingerprint
     for flag in ("--model-type=bpe", "--strip-accents", "--vocab-size=50"):
         key_words = f"{flag.partition('=')[0]} has no effect on a tokenizer that is trained already"
         refuse(key_words, *words, "--tokenizer=store/tokenizer", flag)

@@ -101,7 +101,7 @@ def warning(sizes, lengths=5, pairs="nsp") -> str:
     [
         ({"sizes": [1] * 190 + [9] * 3}, "98% of the documents are a single sentence"),
         ({"sizes": [9] * 40, "lengths": 70}, "that fit into data.max_length"),
-        ({"sizes": [40]}, "the text is one document"),
+        ({"sizes": [40]}, "the training text is one document"),
         ({"sizes": [MAX_DOCUMENT_SENTENCES] * 2 + [7]}, "no blank lines"),
         ({"sizes": [MAX_DOCUMENT_SENTENCES] * 2, "pairs": "sop"}, "SOP cannot be learned"),
         ({"sizes": [9] * 40}, ""),
@@ -112,6 +112,16 @@ def warning(sizes, lengths=5, pairs="nsp") -> str:
 def test_pairs_that_teach_little_are_noticed(text, reason):
     found = warning(**text)
     assert reason in found if reason else not found
+
+
+def test_held_out_pairs_of_one_document_are_noticed():
+    many, one = (store_of(np.array(sizes), np.full(sum(sizes), 5)) for sizes in ([9] * 40, [9]))
+    config = TrainConfig(steps=8)
+    config.data.max_length, config.data.batch_size = 64, 8
+    corpus = Corpus(FakeTokenizer(), many, one)
+    statistics = train_batches(corpus, config).statistics()
+    (found,) = make_objective(config).text_warnings(corpus, statistics)
+    assert "NSP has no true scores: the held-out text is one document" in found
 
 
 def test_a_score_that_is_no_better_than_its_baseline_is_marked(capsys, tmp_path):

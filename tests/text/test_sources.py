@@ -12,7 +12,7 @@ from helpers import refused, write_file
 
 from bert_jax.config import DataConfig
 from bert_jax.errors import UserError
-from bert_jax.text import mixture, prepare, sources
+from bert_jax.text import files, mixture, prepare, sources
 from bert_jax.text.sentences import MAX_SENTENCE_CHARACTERS
 from bert_jax.text.sources import open_source
 
@@ -105,6 +105,17 @@ def test_a_file_without_blank_lines_is_cut_into_documents(tmp_path):
     assert [len(d) for d in read(tmp_path / "a.txt")] == [1000, 1000, 500]
 
 
+def test_an_xz_of_several_streams(tmp_path):
+    """With padding between and after them, as `xz` reads them."""
+    streams = [lzma.compress(b"one %d\n\n" % number) for number in range(3)]
+    (tmp_path / "a.txt.xz").write_bytes(b"\0\0\0\0".join([*streams, b""]))
+    assert read(tmp_path / "a.txt.xz") == [["one 0"], ["one 1"], ["one 2"]]
+    large = b"".join(b"word %d\n\n" % (n * n) for n in range(200_000))
+    (tmp_path / "b.txt.xz").write_bytes(lzma.compress(large) + lzma.compress(large))
+    with files.open_file(tmp_path / "b.txt.xz") as raw:
+        assert files.OPENERS[".xz"](raw).read() == 2 * large
+
+
 PACKED = gzip.compress(b"".join(b"word %d\n" % (n * n) for n in range(1000)), mtime=0)
 
 
@@ -116,6 +127,8 @@ PACKED = gzip.compress(b"".join(b"word %d\n" % (n * n) for n in range(1000)), mt
         ("a.txt.gz", PACKED[:10] + b"\xff" * 9 + PACKED[19:], "is damaged"),
         ("b.txt.gz", b"not gzip", "is damaged"),
         ("a.txt.xz", lzma.compress(b"text\n" * 10_000)[:-20], "is damaged"),
+        ("a.txt.xz", lzma.compress(b"text\n") + b"junk", "is damaged"),
+        ("a.txt.xz", lzma.compress(b"text\n") + lzma.compress(b"text\n")[:-9], "is damaged"),
         ("c.jsonl", b'{"text": 3}\n', r"c\.jsonl:1 has no text in 'text'"),
         ("b.txt", b"good\nb\0ad\n", r"b\.txt: line 2 has a NUL byte"),
     ],

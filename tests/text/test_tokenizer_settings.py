@@ -140,3 +140,11 @@ def test_a_sentencepiece_comes_back_from_transformers():
 def test_merges_alone_are_no_vocabulary():
     with refused("no sentencepiece .model, tokenizer.json, vocab.txt"):
         tokenizer_loading.from_files({"merges.txt": b"a b\n"}, "here")
+
+
+def test_settings_beside_a_file_are_those_of_its_folder(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS))
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    alone, folder = (tokenizer_loading.load(path) for path in (tmp_path / "vocab.txt", tmp_path))
+    assert alone.fingerprint == folder.fingerprint
+    assert list(alone.encode("A")) != list(alone.encode("a"))

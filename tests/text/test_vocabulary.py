@@ -92,3 +92,16 @@ def test_what_spells_a_token_is_its_text(new, old):
     assert known > (60 if new.kind == "byte_bpe" else 0.9 * (new.vocab_size - 5))
     for a, b in zip((*new.special_ids, new.unk_id), (*old.special_ids, old.unk_id), strict=True):
         assert found[a] == [b]
+
+
+def test_a_mark_is_spelled_by_the_token_of_its_own():
+    """And not by the mark of a space, and itself."""
+    new, old = TRAINED["wordpiece"], TRAINED["unigram"]
+    ids = {new.id_to_token(index): index for index in range(new.vocab_size)}
+    assert [old.id_to_token(i) for i in spellings(new, old)[ids[","]]] == [","]
+
+
+def test_the_rest_of_a_word_is_looked_up_in_lower_case():
+    new = WordPieceTokenizer.from_vocabulary([*SPECIAL, "##ED", "##S"], lowercase=False)
+    assert named(new)["##ED"] == ["##ed"]
+    assert named(new)["##S"] == ["##s"]
