@@ -46,7 +46,7 @@ def make_mesh(config: ParallelConfig | None = None, devices: Sequence[Any] | Non
         )
     try:
         ordered = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-    except (ValueError, NotImplementedError) as error:
+    except (ValueError, RuntimeError) as error:  # of shapes that JAX does not place
         axes = " × ".join(f"{name} {size}" for name, size in zip(AXES, shape, strict=True))
         raise UserError(
             f"the devices are not connected as parallel needs them for {axes}; change one"

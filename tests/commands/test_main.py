@@ -185,10 +185,11 @@ def test_prepare_replaces_only_a_store(tmp_path, monkeypatch, bert_jax_main):
     assert (tmp_path / "real/store.json").read_bytes() == before
 
 
-def test_a_case_that_a_tokenizer_has_itself(tmp_path, monkeypatch, bert_jax_main):
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
+def test_a_case_that_a_tokenizer_has_itself(kind, tmp_path, monkeypatch, bert_jax_main):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "one.txt").write_text("A sentence of one.\nAnother.\n\n" * 40)
-    words = ("prepare", "one.txt", "store", "--tokenizer=wordpiece", "--vocab-size=40")
+    words = ("prepare", "one.txt", "store", f"--tokenizer={kind}", "--vocab-size=40")
     bert_jax_main(*words)
     with refused("--cased has no effect on store/tokenizer"):
         bert_jax_main(*words[:2], "other", "--tokenizer=store/tokenizer", "--cased")
