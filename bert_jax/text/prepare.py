@@ -246,8 +246,8 @@ def _tokenize(
         console.counted(writer.num_documents, "document"),
         console.counted(writer.num_characters, "character"),
     )
-    rate = (writer.num_characters - previous_characters) / seconds
-    speed = f" in {seconds:.1f} s ({rate:,.0f} a second)" if seconds >= 1 else ""
+    prepared = writer.num_characters - previous_characters
+    speed = f" in {seconds:.1f} s ({prepared / seconds:,.0f} a second)" if seconds >= 1 else ""
     console.show(f"prepared {source.name} ({source.form}): {', '.join(counts)}{speed}")
 
 
