@@ -138,7 +138,7 @@ def test_a_fine_tuned_model(tiny_finetuning, tmp_path):
     assert "|  | accuracy | f1 | matthews |\n" in text
     assert f"\n| this model, on `eval` | {rate:.4f} |" in text
     assert "| best constant prediction | " in text
-    assert "Fine-tuned for classification on `train.tsv`, 1 epochs." in text
+    assert "Fine-tuned for classification on `train.tsv`, 1 epoch." in text
     assert card(tiny_finetuning.bert, tmp_path)[1] == text
 
 

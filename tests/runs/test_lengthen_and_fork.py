@@ -91,6 +91,7 @@ def test_a_fork_continues_from_the_whole_state(tiny_config, stopped, whole, tmp_
     forked, longer = tmp_path / "forked", changed(tiny_config, steps=9)
     longer.checkpoint.keep = 9
     (forked / "tensorboard").mkdir(parents=True)  # of a run that was killed before its checkpoint
+    shutil.copy(parent / "config.json", forked)
     (forked / "metrics.jsonl").write_text('{"step": 2, "split": "eval", "loss": 0.01}\n')
     (forked / "tensorboard" / "events").touch()
     pretrain(longer, forked, fork=f"{parent}@4", quiet=True)
