@@ -169,9 +169,14 @@ def as_text(plans: Sequence[Plan]) -> str:
     return "\n".join(lines)
 
 
+def _chip_of(plan: Plan) -> Chip | None:
+    """Return the chip of a plan; None of a CPU."""
+    return CHIPS.get(plan["topology"].split(":")[0])
+
+
 def _is_unsure(plan: Plan) -> bool:
     """Return whether a step that does not fit by formula may fit, as TPUs' compiler saves more."""
-    chip = CHIPS.get(plan["topology"].split(":")[0])
+    chip = _chip_of(plan)
     if plan["compiled"] or chip is None or not chip.is_tpu:
         return False
     return plan["memory"]["total"] <= _MOST_OVER * plan["capacity"]
@@ -185,7 +190,7 @@ def _describe_devices(plan: Plan) -> list[str]:
     lines = [
         f"{plan['topology']}: {console.counted(plan['devices'], 'device')} as {axes}; {parameters}"
     ]
-    chip = CHIPS.get(plan["topology"].split(":")[0])
+    chip = _chip_of(plan)
     if not plan["compiled"]:
         asked = "; --compile asks the compiler" if chip is None or chip.is_tpu else ""
         lines.append(f"  by formula, temporaries are approximate{asked}")
