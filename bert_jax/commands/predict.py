@@ -99,7 +99,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
             scores = (f"{name} {value:z.4f}" for name, value in predictions.scores.items())
             say(", ".join(scores) or "no scores: not every example has a label")
     if truncated:
-        say(f"truncated {counted(truncated, 'text')} to {bert.data.max_length} tokens")
+        say(f"truncated {task.truncation(truncated, bert.data)}")
 
 
 def _given(args: argparse.Namespace, task: "Task", data: "DataFiles") -> Lines:

@@ -124,12 +124,10 @@ def predict(
     if model.task is None or not isinstance(model.model, TaskModel):
         raise UserError("the model has no head of a task; fine-tune it first")
     check_count(batch_size, "batch_size")
-    # Columns that are named are not those of GLUE's own files.
-    config = dataclasses.replace(model.task, glue="") if text or label else model.task
     data = dataclasses.replace(
         model.data, text=text or model.data.text, label=label or model.data.label
     )
-    task = make_task(config)
+    task = make_task(model.task)
     if text or label:
         task.check_columns(data)
     examples = _examples_of(task, data, examples)
@@ -138,7 +136,7 @@ def predict(
     is_named = label not in (None, DataFiles().label)  # the default column may be absent
     if is_named and all(example.label is None for example in examples):
         raise UserError(f"no example has a label in {label!r}; name another column, or none")
-    check_labels(task, examples)
+    check_labels(task, examples, "correct it, or name another column of labels")
     features = task.features(examples, model.tokenizer, model.config, data.max_length)
     batcher = make_batcher(features, model.tokenizer, model.config, data.max_length)
     warn_unknown(*batcher.unknown)

@@ -127,7 +127,8 @@ def ranking(
     """Return the sum of the cross-entropies, and how many queries have their passage first.
 
     The first text of an example is a query, the second its passage, the others hard negatives. A
-    passage is no negative of a query if it is its own, that of an equal query, or the query itself.
+    passage is no negative of a query if it is its own, that of an equal query, or the query itself,
+    wherever its text is among the passages.
 
     Args:
       own: vectors of this device's examples, and the numbers of their texts.
@@ -143,19 +144,29 @@ def ranking(
     passages = all_vectors[:, 1:].swapaxes(0, 1).reshape(-1, *all_vectors.shape[2:])
     passage_ids = all_labels[:, 1:].T.reshape(-1)
     positives = all_labels[:, 1]
+    # Equal texts have one number, below how many there are.
+    texts = jnp.sort(all_labels.reshape(-1))
+    numbers_of = partial(jnp.searchsorted, texts)
+    all_queries, all_passages = numbers_of(query_ids), numbers_of(passage_ids)
+    all_positives = all_passages[: len(positives)]
+
+    def among(numbers: Array, chosen: Array) -> Array:
+        """Return which texts are among the chosen."""
+        return jnp.zeros(len(texts), bool).at[chosen].set(True)[numbers]
 
     @jax.checkpoint
     def rank(example: tuple[Array, Array]) -> tuple[Array, Array]:
         (query, passage, *_), (query_id, passage_id, *_) = example
         own_score = similarity(query[None], passage[None])[0, 0] / temperature
-        is_alike = (query_ids == query_id) | (positives == passage_id)
-        is_own = jnp.pad(is_alike, (0, len(passages) - len(is_alike)))
-        is_own |= (passage_ids == passage_id) | (passage_ids == query_id)
+        query_number, passage_number = numbers_of(query_id), numbers_of(passage_id)
+        own = jnp.where(query_ids == query_id, all_positives, query_number)
+        is_own = among(all_passages, own)
         found = similarity(query[None], passages)[0]
         scores = jnp.where(is_own | (passage_ids < 0), -jnp.inf, found) / temperature
         loss = jax.nn.logsumexp(jnp.append(scores, own_score)) - own_score
         if symmetric:
-            is_negative = ~is_alike & (query_ids != passage_id) & (query_ids >= 0)
+            own = jnp.where(positives == passage_id, all_queries, passage_number)
+            is_negative = ~among(all_queries, own) & (query_ids >= 0)
             found = similarity(queries, passage[None])[:, 0]
             backward = jnp.where(is_negative, found, -jnp.inf) / temperature
             loss = (loss + jax.nn.logsumexp(jnp.append(backward, own_score)) - own_score) / 2

@@ -92,6 +92,16 @@ def words(text: str) -> list[str]:
     return found
 
 
+def words_and_pairs(text: str) -> list[str]:
+    """Return the `words` of two characters or more, and the pairs of neighboring ones.
+
+    >>> words_and_pairs("open a file")
+    ['open', 'file', 'open file']
+    """
+    found = [word for word in words(text) if len(word) > 1]
+    return found + [" ".join(pair) for pair in itertools.pairwise(found)]
+
+
 def _count(texts: Sequence[str], queries: Sequence[str]) -> tuple[Any, Any]:
     """Return how often each word of the texts is in a text, [N, V], and in a query, [Q, V]."""
     from sklearn.feature_extraction.text import CountVectorizer

@@ -285,7 +285,8 @@ def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
         "learning_rates": run.tried,
     }
     workdirs.write_results(workdir, summary)
-    report.finetuning_end(rows, scores, truncated, workdir)
+    shown = {name: task.truncation(n, config.data) for name, n in truncated.items() if n}
+    report.finetuning_end(rows, scores, shown, workdir)
     return FinetuningResult(scores, rows, workdir / "best", bert)
 
 

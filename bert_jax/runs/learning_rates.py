@@ -55,7 +55,10 @@ def find_rate(run: Run, stop: Callable[[], str]) -> Run:
             hosts.warn_on_main(f"the learning rate {rate:g} is dropped: {result['diverged']}")
             results.append({"learning_rate": rate, **result})
         else:
-            results.append({"learning_rate": rate, "scores": result["best"]})
+            is_degenerate = result["degenerate"]
+            results.append(
+                {"learning_rate": rate, "scores": result["best"], "degenerate": is_degenerate}
+            )
     finite = [each for each in results if "scores" in each]
     if not finite:
         raise DivergedError("no learning rate has a finite loss; give lower ones")

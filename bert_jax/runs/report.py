@@ -302,9 +302,7 @@ def finetuning_start(run: TaskRun, batches: BucketedBatches) -> None:
     if 100 * unknown > tokens:
         warn_on_main(f"{unknown / tokens:.1%} {UNKNOWN_TOKENS}")
     if train.features.truncated:
-        longest = config.data.max_length
-        texts = counted(train.features.truncated, "text")
-        print_on_main(f"truncated  {texts} to {longest} tokens")
+        print_on_main(f"truncated  {run.task.truncation(train.features.truncated, config.data)}")
     if train.features.windowed:
         print_on_main(
             f"windows    {counted(train.features.windowed, 'text')} of more than {length} tokens, "
@@ -329,6 +327,12 @@ def rate_found(
     print_on_main(
         f"\nrate       {best:g} is the best: {listed} ({names} of {num_scored:,} examples)"
     )
+    if all(each["degenerate"] for each in finite):
+        warn_on_main(
+            "no learning rate is better than a constant prediction, so that the best is not known; "
+            "give others, or more examples"
+        )
+        return
     rates = [each["learning_rate"] for each in tried]
     if best in (min(rates), max(rates)):
         side = "smaller" if best == min(rates) else "larger"
@@ -341,7 +345,7 @@ def tuned(
     scores_before: Mapping[str, float],
     scores_after: Mapping[str, float],
 ) -> None:
-    """Print each number that was chosen on the held-out examples, if that changed their scores."""
+    """Print what was chosen on the held-out examples, if that changed their scores."""
     values, chosen = dataclasses.asdict(before), dataclasses.asdict(after)
     changed = [
         f"{score} {scores_before[score]:z.4f} to {number:z.4f}"
@@ -349,14 +353,15 @@ def tuned(
         if number != scores_before[score]
     ]
     for name, value in chosen.items():
-        if changed and value != values[name] and isinstance(value, float):
-            print_on_main(f"tuned      task.{name} {value:.6g}: {', '.join(changed)}")
+        if changed and value != values[name]:
+            number = f" {value:.6g}" if isinstance(value, float) else ""  # else one a label
+            print_on_main(f"tuned      task.{name}{number}: {', '.join(changed)}")
 
 
 def finetuning_end(
     comparison: Sequence[Mapping[str, Any]],
     scores: Mapping[str, Mapping[str, float]],
-    truncated: Mapping[str, int],
+    truncated: Mapping[str, str],
     workdir: Path,
 ) -> None:
     """Print the scores beside their baselines, and the files."""
@@ -366,10 +371,8 @@ def finetuning_end(
         listed = [f"{name} {values[name]:z.4f}" for name in names]
         listed = ", ".join(listed) or "predicted; some labels are missing"
         print_on_main(f"{name:<10} {listed}", Level.RESULTS)
-    for name, count in truncated.items():
-        if count:
-            texts = counted(count, "text")
-            print_on_main(f"truncated  {texts} of {name} to data.max_length tokens")
+    for name, what in truncated.items():
+        print_on_main(f"truncated  of {name}: {what}")
     print_on_main(
         f"results    {workdir / 'results.json'}, {workdir / 'predictions'}.*\n"
         f"checkpoint {workdir / 'best'}",

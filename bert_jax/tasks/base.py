@@ -14,9 +14,11 @@ import numpy as np
 from bert_jax.batches.buckets import Features
 from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TaskConfig, settings
 from bert_jax.config.validation import refuse_probe
+from bert_jax.console import counted
 from bert_jax.errors import UserError, refuse
 from bert_jax.models.heads import TaskModel
 from bert_jax.objectives.labels import LabelsObjective
+from bert_jax.tasks import readers
 from bert_jax.text.records import Record, read_records
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.objective import PredictionObjective
@@ -34,9 +36,10 @@ class Example:
     label: Any  # of the task's own type; None if it is unknown
 
     def __post_init__(self) -> None:
-        """Make an id of another type, such as a date of a table, the text of it."""
+        """Make an id a text or a whole number; of another type, such as a date, its text."""
         is_missing = self.id is None or self.id != self.id  # NaN and NaT, which pandas has for none
-        name = self.id if isinstance(self.id, str | int) else str(self.id)
+        name = readers.whole(self.id)
+        name = name if isinstance(name, str | int) else str(name)
         object.__setattr__(self, "id", None if is_missing else name)
 
 
@@ -91,6 +94,8 @@ class Task(abc.ABC):
     problem_type: ClassVar[str] = ""  # in `config.json`, where several tasks share a class
     library: ClassVar[str] = "transformers"  # that its exports are for
     file_suffixes: ClassVar[Sequence[str]] = (".jsonl",)  # of what `files` returns
+    # What an example without a label has none of, and what to do.
+    missing_label: ClassVar[str] = "no label; fill it in, or set data.label"
     pipeline_tag: ClassVar[str] = ""  # the hub's name of the kind of task
     known_metrics: Sequence[str]
     default_metrics: Sequence[str]
@@ -257,6 +262,10 @@ class Task(abc.ABC):
         """Return what the model of this task is trained by."""
         return LabelsObjective(model)
 
+    def truncation(self, count: int, data: DataFiles) -> str:
+        """Return how many of the examples' texts were truncated, and to what, in words."""
+        return f"{counted(count, 'text')} to {data.max_length} tokens"
+
     def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
         """Return the prediction of an example from a feature's logits, and `before` from others."""
         return logits.copy()  # a view would keep the batch
@@ -361,7 +370,8 @@ class Task(abc.ABC):
 
     def rank(self, values: Mapping[str, float]) -> float:
         """Return the mean score, less a little of the loss, which decides between equal scores."""
-        return self.mean_score(values) - 1e-9 * values["loss"]
+        loss = values["loss"]  # of a regression, in the squared units of its labels
+        return self.mean_score(values) - 1e-9 * loss / (1 + abs(loss))
 
 
 def read_labels(values: Mapping[str, Any], where: str) -> tuple[str, ...]:

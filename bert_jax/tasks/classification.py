@@ -19,6 +19,7 @@ from bert_jax.console import counted
 from bert_jax.errors import UserError, refuse
 from bert_jax.models.heads import TaskModel
 from bert_jax.objectives.labels import LabelsObjective
+from bert_jax.retrieval import bm25
 from bert_jax.tasks import glue, readers
 from bert_jax.tasks.base import Example, Task, read_labels
 from bert_jax.tasks.readers import Record
@@ -55,13 +56,13 @@ class TextTask(Task):
             for index, (text, area) in enumerate(builtin.docstring_areas(split or "train")):
                 yield Record(f"{source} #{index}", {"texts": (text,), "label": area})
         elif self.config.glue:
-            yield from glue.read(self.config.glue, source)
+            yield from glue.read(self.config.glue, source, data)
         else:
             yield from super().read_records(source, data)
 
     def select_fields(self, record: Record, data: DataFiles) -> Mapping[str, Any]:
         if self.config.glue:
-            return glue.fields(self.config.glue, record)
+            return glue.fields(self.config.glue, record, data)
         columns = readers.text_columns(data)
         texts = tuple(record.field(name, "data.text") for name in columns)
         values = record.fields
@@ -258,7 +259,8 @@ class Classification(TextTask):
         from sklearn.linear_model import LogisticRegression
         from sklearn.pipeline import make_pipeline
 
-        vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
+        options: dict[str, Any] = {"analyzer": bm25.words_and_pairs}
+        vectorizer = TfidfVectorizer(sublinear_tf=True, **options)
         model = make_pipeline(vectorizer, LogisticRegression(max_iter=1000))
         texts, asked = ([" ".join(each.texts) for each in part] for part in (train, held_out))
         model.fit(texts, [example.label for example in train])

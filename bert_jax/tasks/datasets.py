@@ -19,6 +19,7 @@ from bert_jax.tasks import glue, make_task
 from bert_jax.tasks.base import Example, Task
 from bert_jax.text import memory
 
+_RELABEL = "correct it, or give all in task.labels, and --config.new_head=True beside a head"
 _SPLIT_SEED = 0  # the same held-out examples for every seed of a run
 
 
@@ -60,6 +61,11 @@ def load_datasets(
     tests = {name: read(source, labelled=False) for name, source in test_sources.items()}
     names = task.labels or task.label_names(train)  # before some are held out
     if not evals:
+        refuse(
+            not data.eval_fraction,
+            "data.eval_fraction is 0, and there are no other held-out examples",
+            fix="raise it, or set data.eval",
+        )
         is_held_out = _hold_out(task, train, data.eval_fraction)
         evals = {"eval": list(itertools.compress(train, is_held_out))}
         train = list(itertools.compress(train, ~is_held_out))
@@ -72,7 +78,7 @@ def load_datasets(
         )
     task = make_task(task.config, names)
     for examples in (train, *evals.values(), *tests.values()):
-        check_labels(task, examples)
+        check_labels(task, examples, _RELABEL)
     evals = {name: list(task.held_out_examples(examples)) for name, examples in evals.items()}
     return task, Datasets(list(task.training_examples(train)), evals, tests)
 
@@ -162,7 +168,7 @@ def read_examples(
         if example is None:
             num_skipped += 1
         elif labelled and example.label is None:
-            raise UserError(f"{example.where} has no label; fill it in, or set data.label")
+            raise UserError(f"{example.where} has {task.missing_label}")
         else:
             examples.append(example)
     if num_skipped:
@@ -184,7 +190,7 @@ def check_same_head(task: Task, head: TaskConfig) -> None:
         raise UserError(f"--init has the labels {both}: {remedy}")
 
 
-def check_labels(task: Task, examples: Sequence[Example]) -> None:
+def check_labels(task: Task, examples: Sequence[Example], fix: str) -> None:
     """Raise UserError, with file and line, at a label that is no output of the head."""
     known = set(task.labels)
     for example in examples:
@@ -198,8 +204,7 @@ def check_labels(task: Task, examples: Sequence[Example]) -> None:
             spelled = ", but for how Unicode composes its characters" if alike else ""
             raise UserError(
                 f"{task.label_place(example, unknown)}: the label {label!r} is none of those of "
-                f"the training data, or of the head: {', '.join(task.labels[:20])}{spelled}; "
-                "correct it, or give all in task.labels, and --config.new_head=True beside a head"
+                f"the training data, or of the head: {', '.join(task.labels[:20])}{spelled}; {fix}"
             )
 
 

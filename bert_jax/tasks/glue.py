@@ -59,7 +59,7 @@ def layout(name: str) -> Layout:
 
 def text_columns(task: TaskConfig, data: DataFiles) -> tuple[str, ...]:
     """Return the columns of the texts that a model was trained on; none where it is unknown."""
-    if task.glue:
+    if task.glue and data.text == DataFiles().text:
         return layout(task.glue).fields
     return () if isinstance(data, UnknownColumns) else tuple(readers.text_columns(data))
 
@@ -88,20 +88,27 @@ def sources(name: str, folder: str = "") -> tuple[str, dict[str, str], dict[str,
     return source("train"), evals, tests if has_tests or not folder else {}
 
 
-def read(name: str, source: str) -> Iterator[Record]:
+def read(name: str, source: str, data: DataFiles) -> Iterator[Record]:
     """Yield the examples of a task, with the fields of `fields`."""
     task = layout(name)
     for record in read_records(source, task.headless, skips_ragged=task.skips_ragged):
-        yield Record(record.where, fields(name, record))
+        yield Record(record.where, fields(name, record, data))
 
 
-def fields(name: str, record: Record) -> dict[str, Any]:
-    """Return the fields of a task; none without an agreed label, or for a ragged row."""
-    task, values = layout(name), record.fields
-    label = values.get(task.label, values.get("label"))
+def fields(name: str, record: Record, data: DataFiles) -> dict[str, Any]:
+    """Return the fields of a task; none without an agreed label, or for a ragged row.
+
+    Columns that `data` names are read in place of the task's own.
+    """
+    task, values, default = layout(name), record.fields, DataFiles()
+    label = values.get(data.label)
+    if data.label == default.label:
+        label = values.get(task.label, label)
     if not values or label == "-":
         return {}
     columns = task.texts if set(task.texts) <= values.keys() else task.fields
+    if data.text != default.text:
+        columns = tuple(readers.text_columns(data))
     missing = next((column for column in columns if column not in values), None)
     if missing:
         raise UserError(

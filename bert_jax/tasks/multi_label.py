@@ -14,6 +14,7 @@ from bert_jax.config.settings import setting
 from bert_jax.errors import UserError, refuse
 from bert_jax.models.heads import TaskModel
 from bert_jax.objectives.labels import BinaryObjective
+from bert_jax.retrieval import bm25
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.classification import TextTask
 from bert_jax.training.objective import PredictionObjective
@@ -156,7 +157,8 @@ class MultiLabelClassification(TextTask):
         from sklearn.feature_extraction.text import TfidfVectorizer
         from sklearn.linear_model import LogisticRegression
 
-        vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
+        options: dict[str, Any] = {"analyzer": bm25.words_and_pairs}
+        vectorizer = TfidfVectorizer(sublinear_tf=True, **options)
         known, asked = (
             transform([" ".join(each.texts) for each in part])
             for transform, part in (
@@ -199,6 +201,8 @@ class MultiLabelClassification(TextTask):
 
 def _best_threshold(actual: np.ndarray, logits: np.ndarray) -> float:
     """Return the probability from which predicting gives the best F1; both arrays are [n]."""
+    if not actual.any():  # any threshold has an F1 of 0
+        return 0.5
     order = np.argsort(-logits, kind="stable")
     logits, found = logits[order].astype(np.float64), np.cumsum(actual[order])
     f1 = 2 * found / (np.arange(1, len(found) + 1) + found[-1])

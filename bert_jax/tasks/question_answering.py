@@ -22,6 +22,7 @@ from bert_jax.batches.buckets import NO_LABEL, Features
 from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TaskConfig
 from bert_jax.config.ranges import FINITE
 from bert_jax.config.settings import setting
+from bert_jax.console import counted
 from bert_jax.errors import UserError, refuse
 from bert_jax.models.heads import TaskModel
 from bert_jax.tasks import readers, squad_metrics
@@ -103,6 +104,7 @@ class QuestionAnswering(Task):
     pipeline_tag = "question-answering"
     num_outputs = 2
     has_columns = False  # a file has those of SQuAD
+    missing_label = "no answers; give them, or [] where there are none"
     foreign_max_length = 384  # of google-research/bert `run_squad.py`
     value_form = "a question and a context, or a dict of them"
     default_metrics, known_metrics = ("f1",), ("exact_match", "f1")
@@ -206,6 +208,10 @@ class QuestionAnswering(Task):
                 features.add(index, label, [(sequence, second)], window)
             features.truncated += len(question_ids) > len(question)
         return features
+
+    def truncation(self, count: int, data: DataFiles) -> str:
+        questions = counted(count, "question")
+        return f"{questions} to {self.config.max_question} tokens, which is task.max_question"
 
     def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
         """Return the best `Answers` of the `n_best` best starts, of central tokens, and ends."""

@@ -43,7 +43,10 @@ def summary(scores: Sequence[tuple[float, float]], has_answer: Sequence[bool]) -
 
 
 def best_threshold(answered: np.ndarray, null: np.ndarray, odds: np.ndarray) -> tuple[float, float]:
-    """Return the best mean score of any threshold of odds, above which "" is better, and it."""
+    """Return the best mean score of any threshold of odds, above which "" is better, and it.
+
+    The threshold is half-way to the next odds: rounded otherwise, no example changes sides.
+    """
     # Unlike in the official script, answers of equal odds are treated alike.
     order = np.argsort(odds, kind="stable")
     odds = np.asarray(odds, float)[order]
@@ -51,5 +54,6 @@ def best_threshold(answered: np.ndarray, null: np.ndarray, odds: np.ndarray) -> 
     totals[:-1][odds[1:] == odds[:-1]] = -np.inf
     best = int(np.argmax(totals))
     if totals[best] > null.sum():
-        return float(totals[best] / len(odds)), float(odds[best])
+        following = odds[best + 1] if best + 1 < len(odds) else odds[best] + 2
+        return float(totals[best] / len(odds)), float((odds[best] + following) / 2)
     return float(null.mean()), min(0.0, float(odds[0]) - 1)

@@ -1,5 +1,6 @@
 """Token classification: a tag for each word, such as entities and parts of speech."""
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from scipy.special import softmax
 
 from bert_jax.batches.buckets import NO_LABEL, Features
 from bert_jax.config import DataFiles, ModelConfig, TaskConfig
+from bert_jax.console import counted
 from bert_jax.errors import UserError
 from bert_jax.models.heads import TaskModel
 from bert_jax.tasks import readers
@@ -71,11 +73,11 @@ class TokenClassification(Task):
     def make_example(self, record: Record) -> Example | None:
         words, tags, where = record.fields["tokens"], record.fields["tags"], record.where
         if not _is_list(words) or not words or not all(map(_is_text, words)):
-            raise UserError(f"{where}: a list of words is expected, none of them empty")
+            raise UserError(f"{where}: a list of words is expected, none of them empty or NaN")
         if tags is not None:
             if not _is_list(tags) or len(tags) != len(words):
                 raise UserError(f"{where}: {len(words)} words have the tags {tags!r}; give each")
-            unknown = sum(tag is None for tag in tags)
+            unknown = sum(tag is None or tag != tag for tag in tags)  # NaN, as pandas has for none
             if 0 < unknown < len(tags):
                 raise UserError(f"{where}: some words have a tag and others none")
             if not unknown and not all(map(_is_text, tags)):
@@ -104,6 +106,8 @@ class TokenClassification(Task):
             words = [ids[:room] for ids in words]
             windows = _windows(list(map(len, words)), room, stride)
             features.windowed += len(windows) > 1
+            if example.label and not any(words):
+                features.skipped.append(f"{example.where}: none of its words has a token")
             for first, end in windows:
                 ids = [token for word in words[first:end] for token in word]
                 sequence, second_start = build_sequence([ids], tokenizer, model)
@@ -118,6 +122,9 @@ class TokenClassification(Task):
                     labels[position] = self.labels.index(example.label[word])
                 features.add(index, labels, [(sequence, second_start)], spans)
         return features
+
+    def truncation(self, count: int, data: DataFiles) -> str:
+        return f"{counted(count, 'word')} to the tokens of a window"
 
     def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
         # Of each word, the number and the probability of its tag in the window where the least
@@ -201,7 +208,8 @@ def _windows(sizes: Sequence[int], room: int, stride: int) -> list[tuple[int, in
 
 def _is_text(value: Any) -> bool:
     """Return whether a value of a file is a text, or a number, and not empty."""
-    return isinstance(value, str | int | float) and bool(str(value))
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return math.isfinite(value) if is_number else isinstance(value, str) and bool(value)
 
 
 def _is_list(value: Any) -> bool:

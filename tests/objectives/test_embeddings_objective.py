@@ -34,12 +34,14 @@ def vectors(seed: int = 0) -> np.ndarray:
 def numbers() -> np.ndarray:
     """Numbers of texts: two equal passages, two equal queries, and a sequence of padding.
 
-    A query is a passage too, and another one a hard negative.
+    A query is a passage too, and another one a hard negative. So is the other passage of a query,
+    which is a third one's own too.
     """
     texts = np.arange(SIZE * TEXTS, dtype=np.int32).reshape(SIZE, TEXTS)
     texts[3, 1] = texts[5, 1]
     texts[7, 0] = texts[2, 0]
     texts[4, 1], texts[6, 2] = texts[9, 0], texts[10, 0]
+    texts[8, 2] = texts[11, 1] = texts[7, 1]
     texts[-1] = -1
     return texts
 
@@ -69,13 +71,10 @@ def ranking(x: np.ndarray, texts: np.ndarray, temperature: float, *, symmetric: 
         query, own = x[i, 0], x[i, 0] @ x[i, 1]
         others, queries = [], []
         for j in range(count):
-            is_same = texts[j, 0] == texts[i, 0] or texts[j, 1] == texts[i, 1]
-            if not is_same and texts[j, 1] != texts[i, 0]:
-                others.append(query @ x[j, 1])
-            if not is_same and texts[j, 0] != texts[i, 1]:
-                queries.append(x[j, 0] @ x[i, 1])
-            negatives = [k for k in range(2, TEXTS) if texts[j, k] not in texts[i, :2]]
-            others += [query @ x[j, k] for k in negatives]
+            own_passages = {texts[i, 0], *texts[:count, 1][texts[:count, 0] == texts[i, 0]]}
+            own_queries = {texts[i, 1], *texts[:count, 0][texts[:count, 1] == texts[i, 1]]}
+            others += [query @ x[j, k] for k in range(1, TEXTS) if texts[j, k] not in own_passages]
+            queries += [x[j, 0] @ x[i, 1]] * (texts[j, 0] not in own_queries)
         losses = [
             np.log(np.exp((np.array(s) - own) / temperature).sum() + 1) for s in (others, queries)
         ]
@@ -85,7 +84,7 @@ def ranking(x: np.ndarray, texts: np.ndarray, temperature: float, *, symmetric: 
 
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_ranking(symmetric):
-    """Source: Henderson et al. 2017, equation 5; equal texts are no negatives of each other."""
+    """Source: Henderson et al. 2017, equation 5; what belongs to an equal text is no negative."""
     config = EmbeddingConfig(temperature=0.3, symmetric=symmetric)
     expected = ranking(vectors(), numbers(), 0.3, symmetric=symmetric)
     assert loss(config, numbers()) == pytest.approx(expected, rel=1e-5)

@@ -11,12 +11,21 @@ import pytest
 from batches.stores import store_of
 from helpers import FakeTokenizer, train_batches
 
-from bert_jax import DataConfig, OptimizerConfig, TokenizerConfig, TrainConfig, console
+from bert_jax import (
+    DataConfig,
+    OptimizerConfig,
+    TaskConfig,
+    TokenizerConfig,
+    TrainConfig,
+    console,
+)
 from bert_jax.config.schedule import Stage, make_rate_schedule
 from bert_jax.inference.masked_lm import Guess
 from bert_jax.objectives import make_objective, masked_lm
 from bert_jax.runs import header, report
-from bert_jax.tasks import results
+from bert_jax.tasks import make_task, results
+from bert_jax.tasks.multi_label import MultiLabelConfig
+from bert_jax.tasks.question_answering import QuestionAnsweringConfig
 from bert_jax.text import tokenizer_training
 from bert_jax.text.masked_sentences import NUM_SENTENCES, masked_sentences
 from bert_jax.text.sentences import MAX_DOCUMENT_SENTENCES
@@ -208,8 +217,37 @@ def test_a_baseline_that_a_fine_tuned_model_does_not_beat_is_marked():
     datasets = SimpleNamespace(train=[], evals={"eval": []})
     runs, random = [run(0, 0.4), run(1, 0.6)], [run(0, 0.3)]
     rows = results.comparison(task, datasets, runs, 0.50004, random)
-    assert results.is_worthless(rows)
-    assert not results.is_worthless(results.comparison(task, datasets, runs[1:], 0.50004, random))
+    assert not results.is_worthless(rows)  # the second run is better
+    assert results.is_worthless(results.comparison(task, datasets, runs[:1], 0.50004, random))
     table = results.as_text(rows).splitlines()
     marked = {line.split("  ")[0] for line in table if line.endswith("  no better than that")}
     assert marked == {"best constant prediction", "TF-IDF, logistic regression"}
+
+
+def test_tuned_settings_are_shown_with_what_they_gain(capsys):
+    before, after = MultiLabelConfig(labels=("a", "b")), MultiLabelConfig(labels=("a", "b"))
+    after.thresholds = (0.2, 0.3)
+    with console.output(console.Level.PROGRESS):
+        report.tuned(before, after, {"micro_f1": 0.0}, {"micro_f1": 0.62987})
+    assert capsys.readouterr().out == "tuned      task.thresholds: micro_f1 0.0000 to 0.6299\n"
+    before, after = QuestionAnsweringConfig(), QuestionAnsweringConfig(null_threshold=-1.25)
+    with console.output(console.Level.PROGRESS):
+        report.tuned(before, after, {"f1": 0.5}, {"f1": 0.75})
+    assert "tuned      task.null_threshold -1.25: f1 0.5000 to 0.7500" in capsys.readouterr().out
+
+
+def test_the_best_of_rates_that_learn_nothing_is_not_known(capsys):
+    tried = [
+        {"learning_rate": rate, "scores": {"accuracy": 0.5}, "degenerate": True}
+        for rate in (1e-3, 1e-2)
+    ]
+    task = make_task(TaskConfig(labels=("a", "b")))
+    with console.output(console.Level.PROGRESS):
+        report.rate_found(1e-3, tried, task, num_scored=10)
+    printed = capsys.readouterr().out
+    assert "no learning rate is better than a constant prediction" in printed
+    assert "one may be better still" not in printed
+    tried[0] |= {"scores": {"accuracy": 0.75}, "degenerate": False}
+    with console.output(console.Level.PROGRESS):
+        report.rate_found(1e-3, tried, task, num_scored=10)
+    assert "a smaller one may be better still" in capsys.readouterr().out

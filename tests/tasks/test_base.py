@@ -105,6 +105,12 @@ def test_metrics_and_heads(config, metrics, unknown, outputs):
 def test_the_best_checkpoint_is_best_by_the_mean():
     task = Classification(TaskConfig(metrics=("accuracy", "f1")))
     assert task.mean_score({"accuracy": 0.5, "f1": 0.75, "matthews": 9.0}) == 0.625
+    # A loss of any size decides between equal scores alone.
+    losses = {"equal, lower": (0.5, 0.9e12), "equal": (0.5, 1e12), "worse": (0.499, 0.0)}
+    ranks = [
+        task.rank({"accuracy": score, "f1": score, "loss": loss}) for score, loss in losses.values()
+    ]
+    assert ranks == sorted(ranks, reverse=True)
 
 
 def test_settings_of_version_0_2_0_are_read_by_each_kind():
@@ -146,7 +152,8 @@ FOUND = {"text": ["fox", "dog"], "answer_start": [4, 16]}
         (CLASSES, {"sentence": "A fox", "label": "a", "other": 3}, {}, ("A fox",), "a"),
         (CLASSES, {"a": "A", "b": "B", "y": "b", "id": 7}, PAIR, ("A", "B"), "b"),
         (NUMBERS, {"sentence": "A fox", "label": 2.5}, {}, ("A fox",), 2.5),
-        (MNLI, {"premise": "A", "hypothesis": "B"}, PAIR, ("A", "B"), None),
+        (MNLI, {"premise": "A", "hypothesis": "B"}, {}, ("A", "B"), None),
+        (MNLI, {"premise": "x", "a": "A", "b": "B", "y": 2}, PAIR, ("A", "B"), "contradiction"),
         (TAGS, ["The", "fox"], {}, ("The", "fox"), None),
         (TAGS, {"sentence": ("The", "fox")}, {}, ("The", "fox"), None),
         (TAGS, {"tokens": ["a"], "ner_tags": ["O"]}, WORDS, ("a",), ("O",)),
@@ -194,6 +201,7 @@ def test_values_of_another_form_are_refused(task, value):
     [
         (7, 7),
         ("q1", "q1"),
+        (3.0, 3),  # as pandas has whole numbers beside a missing one
         (None, None),
         (float("nan"), None),
         (datetime.date(2020, 1, 2), "2020-01-02"),

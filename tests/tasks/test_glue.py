@@ -5,8 +5,11 @@ import json
 import pytest
 from helpers import refused, write_file
 
+from bert_jax.config import DataFiles
 from bert_jax.tasks import glue
 from bert_jax.tasks.readers import Record
+
+COLUMNS = DataFiles()  # none that is named
 
 # Of each task the header of its training file, two of its lines, the header of its test file and
 # the start of a line of that, as gluebenchmark.com has them; here with "|" for tabs.
@@ -73,10 +76,10 @@ def test_own_files(tmp_path, name):
     texts = ("E",) if name in SINGLE else ("E", "F")
     content = f"{FILES[name][3]}\n{FILES[name][4]}{'|'.join(texts)}\n"
     test = write_file(tmp_path / "test.tsv.gz", content.replace("|", "\t"))
-    records = list(glue.read(name, train))
+    records = list(glue.read(name, train, COLUMNS))
     assert values(records) == TRAIN[name]
     assert records[0].where == f"{train}:{2 if header else 1}"
-    assert values(glue.read(name, test)) == [(0, texts, None)]
+    assert values(glue.read(name, test, COLUMNS)) == [(0, texts, None)]
 
 
 def test_tasks_are_those_of_the_benchmark():
@@ -148,7 +151,7 @@ def test_lines_that_the_usual_readers_skip_have_no_fields(tmp_path, name, skippe
     header, lines = training_file(name)
     path = write_file(tmp_path / "train.tsv", header + skipped + lines)
     empty = [Record(f"{path}:{2 + number}", {}) for number in range(skipped.count("\n"))]
-    records = list(glue.read(name, path))
+    records = list(glue.read(name, path, COLUMNS))
     assert records[: len(empty)] == empty
     assert values(records[len(empty) :]) == TRAIN[name]
 
@@ -173,7 +176,7 @@ REVIEW, SCORE = "sentence\tlabel\nA\t", "sentence1\tsentence2\tscore\nA\tB\t"
 )
 def test_what_is_refused(tmp_path, name, content, key_words):
     with refused(key_words):
-        list(glue.read(name, write_file(tmp_path / "a.tsv", content)))
+        list(glue.read(name, write_file(tmp_path / "a.tsv", content), COLUMNS))
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv"])
@@ -186,10 +189,25 @@ def test_datasets_of_hugging_face_and_tensorflow(tmp_path, kind):
     lines = [",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]
     if kind == "jsonl":
         lines = map(json.dumps, [*rows, {**rows[0], "label": None}, {**rows[0], "label": True}])
-    records = glue.read("mnli", write_file(tmp_path / f"a.{kind}", "\n".join(lines)))
+    path = write_file(tmp_path / f"a.{kind}", "\n".join(lines))
+    records = glue.read("mnli", path, COLUMNS)
     for number, label in enumerate(("contradiction", "neutral", None)):
         assert values([next(records)]) == [(number, ("A", "B"), label)]
     if kind == "jsonl":
         assert next(records).fields["label"] is None
         with refused("the label is True"):
             next(records)
+
+
+def test_columns_that_the_user_names(tmp_path):
+    """They are read in place of the task's own, and a label may still be its number."""
+    header, *lines = "sentence\tlabel\tgold\treview\n", "A\t0\t1\tB\n", "C\t1\t-1\tD\n"
+    path = write_file(tmp_path / "a.tsv", header + "".join(lines))
+    named = DataFiles(text="review", label="gold")
+    assert values(glue.read("sst2", path, named)) == [
+        (None, ("B",), "positive"),
+        (None, ("D",), None),
+    ]
+    assert values(glue.read("sst2", path, DataFiles(label="gold")))[0] == (None, ("A",), "positive")
+    with refused("a.tsv:2 has no column 'absent'"):
+        list(glue.read("sst2", path, DataFiles(text="absent")))

@@ -121,6 +121,12 @@ def test_thresholds_of_the_user_stay():
     assert given.config.thresholds == (0.1, 0.2, 0.3)
 
 
+def test_labels_that_no_held_out_text_has_keep_their_threshold():
+    tuned = task()
+    tuned.tune(labelled([[0, 0, 0]] * 2), list(np.array([[2.0, -1.0, 0.0], [1.0, 3.0, 4.0]])), {})
+    assert tuned.config.thresholds == (0.5, 0.5, 0.5)
+
+
 def test_a_constant_prediction_is_the_best_number_of_frequent_labels():
     actual = [[1, 1, 0], [1, 0, 0], [1, 1, 0], [0, 0, 1]]
     of_f1 = task(metrics=("micro_f1",))

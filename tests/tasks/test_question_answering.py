@@ -284,10 +284,10 @@ def test_no_answer_and_its_threshold(tokenizer):
             "f1": np.mean(right),
             **{"HasAns_exact": right[0], "HasAns_f1": right[0]},
             **{"NoAns_exact": right[1], "NoAns_f1": right[1]},
-            **{"best_exact": 1.0, "best_f1": 1.0, "best_f1_threshold": -2.0},
+            **{"best_exact": 1.0, "best_f1": 1.0, "best_f1_threshold": -0.5},
         }
         reader.tune([fox, none], predictions, scores)
-        assert reader.config.null_threshold == (threshold or -2.0)  # that of the user is kept
+        assert reader.config.null_threshold == (threshold or -0.5)  # that of the user is kept
     reader = task()  # of SQuAD 1.1, which always answers
     assert [reader.answer(e, f) for e, f in zip([fox, none], predictions, strict=True)] == [
         "fox",

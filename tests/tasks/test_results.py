@@ -6,7 +6,7 @@ from bert_jax.config import TaskConfig
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.datasets import Datasets
-from bert_jax.tasks.results import as_text, comparison
+from bert_jax.tasks.results import as_text, comparison, is_worthless
 
 EXAMPLES = [Example(None, "a:1", (f"fox {label}",), label) for label in "aab"]
 DATASETS = Datasets(EXAMPLES, {"eval": EXAMPLES}, {})
@@ -47,6 +47,13 @@ def test_degenerate_runs_are_named_and_there_is_a_mean_without_them():
     assert rows[3]["deviation"] == pytest.approx({"accuracy": 0.25, "f1": 0.25})
     assert rows[4]["scores"] == {"accuracy": 0.625, "f1": 0.375}
     assert (rows[3]["runs"], rows[4]["runs"]) == (3, 2)
+
+
+def test_a_model_is_worthless_if_its_best_run_is():
+    bad, good = run(4, 0.3, 0.0, is_degenerate=True), run(5, 0.9, 0.9)
+    for runs, expected in ([bad, bad, good], False), ([bad, bad], True), ([bad], True):
+        assert is_worthless(comparison(task(), DATASETS, runs, 2 / 3)) == expected
+    assert is_worthless(comparison(task(), DATASETS, [run(6, 0.66669, 0.5)], 2 / 3))  # as shown
 
 
 def test_no_second_mean_without_sound_runs_and_no_spread_of_one():

@@ -1,6 +1,7 @@
 """Token classification: features by hand, every word once, entities against plain BIO."""
 
 import json
+import math
 from collections import Counter, defaultdict
 
 import numpy as np
@@ -139,6 +140,8 @@ def test_words_without_tokens_are_no_entities(wordpiece):
     features = tagger.features([example, sentence(["\u200b"], ["O"])], wordpiece, MODEL, 8)
     assert features.sequences[0].tolist() == [2, 6, 12, 3]
     assert features.sequences[1].tolist() == [2, 3]
+    assert len(features.skipped) == 1
+    assert features.skipped[0].endswith(": none of its words has a token")
     predictions = predict(tagger, features, lambda index, position: 2)
     assert tagger.files([example], predictions[:1])[".conll"] == (
         "fox\tB-PER\tB-PER\n\u200b\tI-PER\tO\ndog\tO\tB-PER\n\n"
@@ -284,6 +287,9 @@ def test_files_of_json_lines(tmp_path, ending):
         (["The", "fox"], ["O"], "2 words have the tags ['O']"),
         (["The", "fox"], "OB", "2 words have the tags 'OB'"),
         (["The", "fox"], ["O", None], "some words have a tag and others none"),
+        (["The", "fox"], ["O", math.nan], "some words have a tag and others none"),
+        (["The", math.nan], ["O", "O"], "a list of words is expected, none of them empty or NaN"),
+        (["The", "fox"], ["O", True], "the tags are ['O', True]; give each as a text"),
     ],
 )
 def test_words_and_tags_that_are_refused(tmp_path, words, tags, key_words):
