@@ -13,6 +13,7 @@ from bert_jax.batches.full_blocks import FullBlocks
 from bert_jax.batches.mixed_sequences import MixedSequences, part_seeds
 from bert_jax.batches.packing import PackedPairs
 from bert_jax.batches.sentence_pairs import SentencePairs
+from bert_jax.batches.shuffle import FORK, keyed_generator
 from bert_jax.config import DataConfig
 from bert_jax.config.schedule import Stage
 from bert_jax.text.store import Corpus, TokenStore
@@ -49,10 +50,13 @@ class ReadBefore:
     Attributes:
       counted_from: the step that the run began with, from which it counts its own sequences.
       earlier: the sequences that were read by then.
+      shuffled_anew: the step of a fork to another text, by which that is shuffled: what the two
+        texts share then comes in another order. 0 is for a run that began by itself.
     """
 
     counted_from: int = 0
     earlier: tuple[Earlier, ...] = ()
+    shuffled_anew: int = 0
 
     def until(self, step: int, stages: Sequence[Stage]) -> "ReadBefore":
         """Return what has been read after some steps of a run, for one that forks it there."""
@@ -62,7 +66,8 @@ class ReadBefore:
             if steps > 0:
                 of = number, stage.max_length
                 counts[of] = counts.get(of, 0) + steps * stage.batch_size
-        return ReadBefore(step, tuple(Earlier(*of, count) for of, count in counts.items()))
+        earlier = tuple(Earlier(*of, count) for of, count in counts.items())
+        return ReadBefore(step, earlier, self.shuffled_anew)
 
 
 NOTHING_READ = ReadBefore()
@@ -83,7 +88,7 @@ class TrainBatches:
         """Batches of another size than those of `read_before` continue where these ended."""
         self._num_steps, self._process_indices = stages[-1].end, process_indices
         self._counted_from, self._mixed = read_before.counted_from, corpus.mixed
-        make = partial(_mixed_sequences, corpus, data, seed)
+        make = partial(_mixed_sequences, corpus, data, (seed, read_before.shuffled_anew))
         counts = {(stage, length): count for stage, length, count in read_before.earlier}
         own = [counts.pop((i, stage.max_length), 0) for i, stage in enumerate(stages)]
         self._stages = [
@@ -151,10 +156,16 @@ class TrainBatches:
 
 
 def _mixed_sequences(
-    corpus: Corpus, data: DataConfig, seed: int, number: int, length: int
+    corpus: Corpus, data: DataConfig, seeds: tuple[int, int], number: int, length: int
 ) -> MixedSequences:
-    """Return the sequences of a stage, by its number: no stage repeats those of another."""
-    stage_seed, weights = seed * 1000 + number, [part.weight for part in corpus.parts]
+    """Return the sequences of a stage, by its number: no stage repeats those of another.
+
+    `seeds` are that of the run, and the step by which a fork shuffles another text anew.
+    """
+    (seed, anew), weights = seeds, [part.weight for part in corpus.parts]
+    stage_seed = seed * 1000 + number
+    if anew:
+        stage_seed = int(keyed_generator(stage_seed, FORK, anew).integers(1 << 62))
     parts = [
         make_sequences(part.train, part.tokenizer, data, length, part_seed)
         for part, part_seed in zip(corpus.parts, part_seeds(stage_seed, len(weights)), strict=True)

@@ -4,7 +4,7 @@ import numpy as np
 
 # What a generator is used for: the second number of its key, so that no two draw the same numbers.
 # The values are part of every batch ever drawn; do not change them.
-PAIRS, BLOCKS, ORDER, EXTRA, SHIFT, BATCH, SEGMENTS, PACKING, MIXTURE = range(9)
+PAIRS, BLOCKS, ORDER, EXTRA, SHIFT, BATCH, SEGMENTS, PACKING, MIXTURE, FORK = range(10)
 
 
 def keyed_generator(*key: int) -> np.random.Generator:

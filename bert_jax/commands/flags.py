@@ -98,7 +98,7 @@ class Parser(argparse.ArgumentParser):
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         """Refuse an empty value, as of an unset shell variable; of texts, their command does."""
-        flag = "/".join(action.option_strings) or action.metavar
+        flag = "/".join(action.option_strings) or action.metavar or action.dest
         if "" in arg_strings and action.type is None:
             raise UserError(f"{flag} is empty; give a value, or leave it out")
         return super()._get_values(action, arg_strings)

@@ -70,11 +70,14 @@ def _imports_beside(path: Path) -> Iterator[None]:
 
 def find(name: str) -> tuple[Path, str]:
     """Return the file of a recipe, and what follows a colon in its name."""
+    name = os.fspath(name) if isinstance(name, os.PathLike) else name
     if not isinstance(name, str) or not name:
         raise UserError(f"the name of a recipe is {name!r}; give one such as 'tiny', or a file")
     stem, _, argument = name.partition(":")
     if os.path.isfile(_FOLDER / f"{stem}.py"):
         return _FOLDER / f"{stem}.py", argument
+    if os.path.isfile(name):  # whose path may have a colon
+        return Path(name), ""
     if os.path.isfile(stem):
         return Path(stem), argument
     names = [p.relative_to(_FOLDER).with_suffix("").as_posix() for p in _FOLDER.rglob("*.py")]

@@ -234,7 +234,8 @@ def _read(cls: type, values: Any, prefix: str) -> Any:
     for field in dataclasses.fields(cls):
         value = read.get(field.name)
         for number in value if isinstance(value, tuple) else (value,):
-            if type(number) in (int, float) and not field.metadata["range"].contains(number):
+            is_number = isinstance(number, int | float) and not isinstance(number, bool)
+            if is_number and not field.metadata["range"].contains(number):
                 accepted = field.metadata["range"].description
                 raise UserError(f"{prefix}{field.name} is {number}; it must be {accepted}")
     try:

@@ -175,7 +175,8 @@ def _validate_optimizer(config: OptimizerConfig, *, max_rates: int | None = None
     refuse(
         config.schedule != "wsd" and config.decay_fraction != OptimizerConfig().decay_fraction,
         f"optimizer.decay_fraction does nothing with optimizer.schedule {config.schedule}",
-        fix="set the schedule to wsd, or leave decay_fraction out",
+        fix=f"set the schedule to wsd, or decay_fraction to {OptimizerConfig().decay_fraction}, "
+        "which is the default",
     )
 
 

@@ -29,7 +29,7 @@ _OF_NO_EFFECT = (
     ),
     *("is_decoder", "is_encoder_decoder", "add_cross_attention", "chunk_size_feed_forward"),
     *("use_cache", "output_past", "output_attentions", "output_hidden_states", "return_dict"),
-    *("gradient_checkpointing", "summary_last_dropout", "classifier_dropout", "language"),
+    *("gradient_checkpointing", "summary_last_dropout", "classifier_dropout", "language", "name"),
     # How a library reads the output of a single label; of others it is read as here.
     *("sentence_transformers", "sbert_ce_default_activation_function"),
     # Older versions also wrote the settings of generation.

@@ -119,7 +119,7 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
         converted = dataclasses.replace(converted, max_length=longest, data=data)
     tokenizer = tokenizer_loading.load(path)
     if is_cross_encoder(path):
-        tokenizer = tokenizer_files.lowercased(tokenizer, path / _SETTINGS)
+        tokenizer = tokenizer_files.with_settings(tokenizer, path / _SETTINGS)
     config_json.check_tokenizer(path, tokenizer, config, values)
     refuse(
         first not in (0, tokenizer.pad_id + 1),

@@ -24,6 +24,7 @@ from bert_jax.tasks.late_interaction import LateInteractionConfig
 from bert_jax.text.tokenizer import Tokenizer
 
 _IDENTITY = "torch.nn.modules.linear.Identity"
+_TANH = "torch.nn.modules.activation.Tanh"
 _KERNEL = "linear.weight"
 _DENSE = "pylate.models.Dense.Dense"
 _LEAST = 3  # tokens of a text
@@ -33,7 +34,7 @@ _WANTED = {int: f"{_LEAST} tokens or more", bool: "true or false", str: "a token
 def load(path: Path, folders: Mapping[str, Path]) -> tuple[ModelConfig, Converted, Tokenizer]:
     """Return the model of a directory, from the folders of its modules."""
     config, converted, tokenizer = huggingface.load(folders["Transformer"])
-    tokenizer = tokenizer_files.lowercased(
+    tokenizer = tokenizer_files.with_settings(
         tokenizer, module_folders.settings_file(folders["Transformer"])
     )
     kernel = _read_dense(folders["Dense"], config.hidden_size)
@@ -131,7 +132,9 @@ def _read_dense(folder: Path, inputs: int) -> np.ndarray:
     """Return the matrix of the dense layer, [out, in]."""
     values = read_json(file := folder / module_folders.CONFIG, module_folders.REMEDY)
     size = module_folders.num_outputs(values, file)
-    check_switches(values, {"bias": False, "activation_function": _IDENTITY}, str(file))
+    # Where a file does not say it, the library has a bias and tanh.
+    said = {"bias": True, "activation_function": _TANH, **values}
+    check_switches(said, {"bias": False, "activation_function": _IDENTITY}, str(file))
     refuse(values.get("use_residual"), f"{file} has use_residual", fix="take a model without it")
     tensors = huggingface.open_weights(folder)
     return names.read_tensor(tensors, _KERNEL, (size, inputs), str(folder), _KERNEL)

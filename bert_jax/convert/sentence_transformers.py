@@ -58,7 +58,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
     | dict.fromkeys(("in_features", "out_features", "bias", "activation_function"), ...),
     "Normalize": _VECTORS,
 }
-_PASSAGE = ("document", "passage", "corpus")  # in the order of its `encode_document`
+_PASSAGE = ("document", "passage", "corpus")  # names of the prompt of a passage
 
 
 def is_sentence_transformers(path: Path) -> bool:
@@ -93,7 +93,7 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
     task = EmbeddingTaskConfig(embedding=EmbeddingConfig(**embedding))
     unused = [*converted.unused, *sorted(converted.params.keys() - params.keys())]
     length = module_folders.max_length(encoder, config)
-    tokenizer = tokenizer_files.lowercased(tokenizer, module_folders.settings_file(encoder))
+    tokenizer = tokenizer_files.with_settings(tokenizer, module_folders.settings_file(encoder))
     return config, Converted(params, unused, task, length), tokenizer
 
 

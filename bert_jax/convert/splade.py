@@ -29,6 +29,9 @@ def load(path: Path, folders: Mapping[str, Path]) -> tuple[ModelConfig, Converte
         found = read_json(settings, module_folders.REMEDY)
         module_folders.check_settings(found, settings, "dot")
     encoder = folders["Transformer"]
+    if (file := module_folders.settings_file(encoder)).exists():
+        lengths: dict[str, None] = dict.fromkeys(("query_length", "document_length"))
+        check_switches(read_json(file, module_folders.REMEDY), lengths, str(file))
     config, converted, tokenizer = huggingface.load(encoder)
     refuse(
         "mlm_head" not in converted.params,
@@ -38,7 +41,7 @@ def load(path: Path, folders: Mapping[str, Path]) -> tuple[ModelConfig, Converte
     params = {name: converted.params[name] for name in ("bert", "mlm_head")}
     unused = [*converted.unused, *sorted(converted.params.keys() - params.keys())]
     length = module_folders.max_length(encoder, config)
-    tokenizer = tokenizer_files.lowercased(tokenizer, module_folders.settings_file(encoder))
+    tokenizer = tokenizer_files.with_settings(tokenizer, module_folders.settings_file(encoder))
     return config, Converted(params, unused, SparseConfig(), length), tokenizer
 
 

@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from bert_jax.config import ModelConfig
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, refuse
 from bert_jax.models.architecture import num_separators, num_token_types
 from bert_jax.storage.json_files import read_json
 from bert_jax.text import sentencepiece_model, tokenizer_loading
@@ -187,9 +187,15 @@ def _merges(pieces: Sequence[Any]) -> list[tuple[str, str]]:
     return [pair for *_, pair in sorted(merges)]
 
 
-def lowercased(tokenizer: Tokenizer, file: Path) -> Tokenizer:
-    """Return a tokenizer that lowercases texts before all else, if settings in a file say so."""
-    if not file.exists() or not read_json(file, "fetch it again").get("do_lower_case"):
+def with_settings(tokenizer: Tokenizer, file: Path) -> Tokenizer:
+    """Return a tokenizer with what sentence-transformers has in a file: lower-casing before all."""
+    settings = read_json(file, "fetch it again") if file.exists() else {}
+    refuse(
+        settings.get("processing_kwargs"),
+        f"{file} has processing_kwargs, which are not supported",
+        fix="take a model without",
+    )
+    if not settings.get("do_lower_case"):
         return tokenizer
     content = tokenizer.files().get("tokenizer.json")
     if not content:

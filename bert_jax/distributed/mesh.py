@@ -100,8 +100,9 @@ def check_divides(batch_size: int, microbatches: int, mesh: Mesh, per_sequence: 
         each = f" times {microbatches} microbatches" if microbatches > 1 else ""
         each += f" times {per_sequence} examples a sequence" if per_sequence > 1 else ""
         raise UserError(
-            f"data.batch_size {batch_size} is not a multiple of the {devices} devices of "
-            f"parallel's data × fsdp{each}; use {max(1, round(batch_size / parts)) * parts}"
+            f"data.batch_size {batch_size}, or that of a phase, is not a multiple of the {devices} "
+            f"devices of parallel's data × fsdp{each}; use "
+            f"{max(1, round(batch_size / parts)) * parts}"
         )
 
 

@@ -19,6 +19,7 @@ class Architecture:
       encoder: the module, which is called as `models.bert.BertModel` is.
       settings: the class of its config.
       pretrains_on_pairs: whether it may be pretrained on pairs of texts.
+      mlm_activation: of the MLM head; "" for `hidden_act`.
       has_mlm_head: whether its checkpoints have the head of masked language modelling.
       rotates: whether it takes the kinds of position that rotate queries and keys, and no others.
       exchange: its names in files of `transformers`; None where it is not exported.
@@ -30,6 +31,7 @@ class Architecture:
     encoder: ClassVar[type[Encoder]]
     settings: ClassVar[type[ModelConfig]] = ModelConfig
     pretrains_on_pairs: ClassVar[bool] = False
+    mlm_activation: ClassVar[str] = ""
     has_mlm_head: ClassVar[bool] = True
     rotates: ClassVar[bool] = False
     separators: ClassVar[int] = 1

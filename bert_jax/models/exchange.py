@@ -133,7 +133,12 @@ class Exchange:
     def read_fields(self, values: Mapping[str, Any], where: str) -> dict[str, Any]:
         """Return the values of a `config.json` by our names; refuse what is not supported."""
         check_switches(values, self.switches, where)
-        ours = {self.config_names.get(name, name): value for name, value in values.items()}
+        # A field that has our name alone is none of this class.
+        foreign = {name for name in values if name not in self.config_names.values()}
+        foreign |= values.keys() & self.config_names.keys()
+        ours = {
+            self.config_names.get(name, name): values[name] for name in values if name in foreign
+        }
         return {**self.config_defaults, **ours}
 
     def write_fields(self, config: Any, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -57,13 +57,15 @@ def _exchange(class_prefix: str) -> Exchange:
 class Roberta(Bert):
     """RoBERTa: its texts are joined by two separators, and it is pretrained without pairs.
 
-    Both texts of a pair have token type 0, whatever `type_vocab_size` is. Source: the tokenizers of
-    `transformers`, `RobertaTokenizer.create_token_type_ids_from_sequences`.
+    Both texts of a pair have token type 0, whatever `type_vocab_size` is. The MLM head has the erf
+    GELU, whatever `hidden_act` is. Source: `transformers`, the tokenizers'
+    `RobertaTokenizer.create_token_type_ids_from_sequences`, and `RobertaLMHead`.
     """
 
     pretrains_on_pairs = False
     separators = 2
     has_pair_types = False
+    mlm_activation = "gelu"
     exchange = _exchange("Roberta")
 
 

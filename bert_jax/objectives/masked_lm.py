@@ -16,7 +16,7 @@ from scipy import special
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.config.schedule import Stage
 from bert_jax.errors import refuse
-from bert_jax.models.architecture import architecture, make_encoder
+from bert_jax.models.architecture import architecture, make_encoder, num_token_types
 from bert_jax.models.encoder import EncoderOutput, gather_positions
 from bert_jax.models.layers import ACTIVATIONS, Dense, DropoutKey, LayerNorm, param
 from bert_jax.models.matmul import logits_from_embeddings
@@ -50,7 +50,7 @@ class MaskedLMHead(nn.Module):
     Attributes:
       config: of the encoder.
       dense: the name of the dense layer; "" for an encoder that has one for all its heads.
-      activation: of the dense layer; "" for `config.hidden_act`.
+      activation: of the dense layer; "" for that of the architecture.
     """
 
     config: ModelConfig
@@ -66,7 +66,8 @@ class MaskedLMHead(nn.Module):
         if self.dense:
             shape = c.hidden_size, architecture(c).embedding_size(c)
             hidden = Dense(c, shape, ("embed", "hidden"), name=self.dense)(hidden)
-            hidden = ACTIVATIONS[self.activation or c.hidden_act](hidden)
+            activation = self.activation or architecture(c).mlm_activation or c.hidden_act
+            hidden = ACTIVATIONS[activation](hidden)
             hidden = LayerNorm(c, name="layer_norm")(hidden)
         bias = param(self, "bias", nn.initializers.zeros, (c.vocab_size,), ("vocab",))
         return jnp.add(logits_from_embeddings(hidden, word_embeddings), bias)
@@ -138,6 +139,11 @@ class MaskedLM(Pretraining):
             f"objective masked_lm trains a head that no checkpoint of model.model_type "
             f"{config.model.model_type} has",
             fix="set objective to auto, or model.model_type to bert",
+        )
+        refuse(
+            config.data.pairs != "none" and num_token_types(config.model) < 2,
+            f"data.pairs is {config.data.pairs}, and the model has one token type for both texts",
+            fix="set data.pairs to none, or model.type_vocab_size to 2 where a bert has 1",
         )
 
     def head_flops(self, stage: Stage) -> float:

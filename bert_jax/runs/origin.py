@@ -90,7 +90,16 @@ def find(
     if not workdir.config:
         return Origin("initialized" if bert else "new", config, bert=bert, tokenizer=tokenizer)
     if fork:
-        hosts.warn_on_main(f"{workdir.address} has a run, which resumes; --fork is not used again")
+        began = workdir.results.get("init") or "random weights"
+        hosts.warn_on_main(
+            f"{workdir.address} has a run that began with {began}, which resumes; --fork is not "
+            "used again"
+        )
+    refuse(
+        bert and workdir.results.get("init", bert) is None,
+        f"{workdir.address} has a run that began with random weights, not with --init {init}",
+        fix="leave --init out to resume it, or choose another --workdir",
+    )
     tokenizer = tokenizer or _tokenizer_of_resumed(config, workdir)
     return Origin(
         "resumed",
@@ -126,12 +135,13 @@ def _find_fork(config: TrainConfig, workdir: Workdir[TrainConfig], fork: AnyPath
             f"tokenizer.path {config.tokenizer.path} is not the tokenizer of {fork}, which --fork "
             "keeps; leave it empty"
         )
-    read, run = ReadBefore(int(fork.name)), fork.parent.parent
+    step, run = int(fork.name), fork.parent.parent
+    read = ReadBefore(counted_from=step, shuffled_anew=step)
     if workdirs.has_same_text(before, config):
         is_of_run = fork.parent.name == workdir.checkpoints.name
         results = workdirs.read_results(run) if is_of_run else {}
         earlier = workdirs.read_before(results, run)
-        read = earlier.until(read.counted_from, make_schedule(before).stages)
+        read = earlier.until(step, make_schedule(before).stages)
     return Origin(
         "forked",
         config,

@@ -5,6 +5,7 @@
 
 import atexit
 import dataclasses
+import weakref
 from collections.abc import Callable, Collection, Mapping
 from concurrent import futures
 from functools import partial
@@ -119,7 +120,12 @@ def start(
         data = dataclasses.replace(config.data, source=str(folder / memory.TEXTS))
         config = dataclasses.replace(config, data=data)
     found = hosts.run_on_all_hosts(lambda: workdirs.read(folder, TrainConfig))
+    hosts.check_same(
+        {"--workdir's checkpoints": found.steps, "--workdir's run": found.config is not None},
+        "its file system has not shown all files yet: start the same command again",
+    )
     if texts is not None:  # of which the origin may add words to a vocabulary
+        settings.check(config)
         write = partial(memory.write_texts, texts, folder / memory.TEXTS, config.data.text_field)
         is_unused = found.config_json is not None and not found.config
         hosts.run_on_main(lambda: write(may_replace=is_unused))
@@ -144,7 +150,7 @@ def start(
     state = None
     if setup and hosts.count() == 1 and origin.kind == "new":
         state = daemon_thread.start(setup.new_state)  # compiled while the text is prepared
-        atexit.register(futures.wait, [state])  # Python must not exit while XLA compiles
+        atexit.register(_wait_for, weakref.ref(state))
     corpus = _read_text(config, origin.tokenizer, folder)
     if is_open:  # the text may have fewer tokens than were asked for
         config = _with_vocab_size(config, corpus.tokenizer.vocab_size)
@@ -273,6 +279,12 @@ def _initial_state(run: Run, checkpoints: Checkpoints) -> tuple[int, TrainState]
         params=origin.bert and origin.bert.params,
         positions=positions,
     )
+
+
+def _wait_for(reference: "weakref.ref[futures.Future[Any]]") -> None:
+    """Wait for a future that is still wanted: Python must not exit while XLA compiles."""
+    if (future := reference()) is not None:
+        futures.wait([future])
 
 
 def _claim_workdir(run: Run) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from bert_jax.config.schedule import make_schedule
 from bert_jax.distributed import hosts
 from bert_jax.errors import TrainingError, UserError, refuse
 from bert_jax.storage import mirror, paths
-from bert_jax.storage.json_files import read_json, refusing_malformed
+from bert_jax.storage.json_files import read_json, refusing_malformed, write_text
 from bert_jax.storage.locks import check_unlocked, locked
 from bert_jax.storage.paths import AnyPath
 from bert_jax.text import memory
@@ -25,7 +25,11 @@ from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
 
 _TEXT = "text.sha256"
-_OF_A_RUN = ("results.json", "baselines.json", "metrics.jsonl")  # beside its config.json
+# What a run writes beside its config.json, and replaces; and what says that a folder is a store.
+_OF_A_RUN = (
+    *("results.json", "baselines.json", "metrics.jsonl", "predictions*", "tensorboard"),
+    *("curves.png", "confusion.png", "tokenizer", "best", "best.new", "store.json"),
+)
 _REMEDY = "restore it, or choose another --workdir"
 _SEEN_WITHIN = 30  # seconds in which a network file system shows one host's file to the others
 _Config = TypeVar("_Config", TrainConfig, FinetuneConfig)
@@ -81,12 +85,8 @@ def read(path: AnyPath, kind: type[_Config]) -> Workdir[_Config]:
             raise UserError(
                 f"--workdir {path} has a run, and no config.json that says which; {_REMEDY}"
             )
-        for name in (*_OF_A_RUN,) if is_local else ():
-            refuse(
-                os.path.lexists(path / name),
-                f"--workdir {path} has a {name}, which no run wrote",
-                fix="choose another folder",
-            )
+        if is_local:
+            _refuse_other_files(Path(path))
         return workdir
     values = read_json(config_path, _REMEDY)
     if "optimizer" not in values:
@@ -112,6 +112,21 @@ def read(path: AnyPath, kind: type[_Config]) -> Workdir[_Config]:
         steps=steps,
         fingerprint=fingerprint,
         results=read_results(path) if steps else {},
+    )
+
+
+def _refuse_other_files(path: Path) -> None:
+    """Refuse a folder without a run that has what a run would replace or remove."""
+    found = next((file.name for name in _OF_A_RUN for file in path.glob(name)), None)
+    refuse(
+        found,
+        f"--workdir {path} has a {found}, which no run wrote there",
+        fix="choose another folder",
+    )
+    refuse(
+        checkpoint.list_steps(path),
+        f"--workdir {path} is the folder of a run's checkpoints",
+        fix="give the folder of the run, or another",
     )
 
 
@@ -150,7 +165,9 @@ def read_before(results: Mapping[str, Any], path: AnyPath) -> ReadBefore:
     """Return what the results of a run say of the text that was read before it began."""
     with refusing_malformed(path / "results.json", "move it away"):
         earlier = tuple(Earlier(*map(int, each)) for each in results.get("earlier", []))
-        return ReadBefore(int(results.get("counted_from", 0)), earlier)
+        numbers = (int(results.get(name, 0)) for name in ("counted_from", "shuffled_anew"))
+        counted_from, shuffled_anew = numbers
+        return ReadBefore(counted_from, earlier, shuffled_anew)
 
 
 def check_path(path: AnyPath) -> None:
@@ -339,11 +356,12 @@ def claim(workdir: Workdir[_Config], config: _Config, tokenizer: Tokenizer, text
                 f"another run has used --workdir {path} since this command started; give the "
                 "command again, or choose another folder"
             )
+        # First: it says that the other files are of a run.
+        write_text(found, settings.to_json(config))
         tokenizer.save(path / "tokenizer")
 
     hosts.run_on_main(check_and_save)
     hosts.write_on_main(path / _TEXT, text + "\n")
-    hosts.write_on_main(path / "config.json", settings.to_json(config))
 
 
 def write_results(path: Path, results: Mapping[str, Any]) -> None:

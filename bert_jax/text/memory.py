@@ -76,8 +76,8 @@ def write_texts(data: Any, path: Path, text_field: str, *, may_replace: bool) ->
             )
         if path.exists() and not may_replace and not filecmp.cmp(path, temporary, shallow=False):
             raise UserError(
-                f"{path} has other texts than the ones given; give the same texts, or choose "
-                "another workdir"
+                f"{path} has other texts than the ones given; give the same texts, choose another "
+                "workdir, or remove it if no run has been trained on it"
             )
         with _writing(path):
             os.replace(temporary, path)

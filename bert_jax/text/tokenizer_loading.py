@@ -15,6 +15,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 from bert_jax.errors import UserError, refuse
 from bert_jax.text.tokenizer import (
     ByteLevelTokenizer,
+    FastTokenizer,
     SentencePieceTokenizer,
     Tokenizer,
     WordPieceTokenizer,
@@ -120,11 +121,34 @@ def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True
                 added = {index: token for index, token in added.items() if index not in own}
             _configure(vocabulary, settings, added)
             cls = _CLASSES[type(vocabulary.model).__name__]
+            truncation = vocabulary.truncation or {}
+            refuse(
+                truncation.get("direction") == "left" and "truncation_side" not in settings,
+                "tokenizer.json keeps the end of a long text (truncation left), which is not done",
+                fix="shorten long texts yourself, and set it to right",
+            )
             tokenizer = (cls if is_json else cls.from_model)(vocabulary)
+            _check_special(tokenizer, settings)
         tokenizer.encode(["a river \U0010ffff"])
         tokenizer.encode_with_offsets("a river")
         tokenizer.decode(tokenizer.encode_with_masks("a [MASK] river"))
         return tokenizer
+
+
+def _check_special(tokenizer: FastTokenizer, settings: Mapping[str, Any]) -> None:
+    """Refuse settings by which other tokens are special, or none of a text is."""
+    for name, token in zip(("pad", "unk", "cls", "sep", "mask"), tokenizer.special, strict=True):
+        value = _content(settings.get(f"{name}_token"))
+        refuse(
+            value not in (None, token),
+            f"{_SETTINGS} has the {name}_token {value!r}; only {token} is read",
+            fix="take a model with BERT's or RoBERTa's special tokens",
+        )
+    refuse(
+        settings.get("split_special_tokens"),
+        f"{_SETTINGS} has split_special_tokens, which is not done",
+        fix="remove it, where no text has the names of special tokens",
+    )
 
 
 def _read_vocabulary(

@@ -38,6 +38,18 @@ _DELETED = "deleted"
 _REMEDY = "use another one; a run resumes from an earlier one if this is moved away"
 
 
+class _Manager(ocp.CheckpointManager):
+    """Orbax's manager, which does not ask whether to stop: a run does, and saves by itself.
+
+    JAX counts how often it is asked. Orbax asks with the number of the step, so that a signal that
+    came between its question and the run's was never heard.
+    """
+
+    def reached_preemption(self, step: int) -> bool:
+        """Return False."""
+        return False
+
+
 class Checkpoints:
     """The checkpoints of a run, written while training continues, each host its own shards."""
 
@@ -62,11 +74,12 @@ class Checkpoints:
             preservation_policy=checkpoint_managers.AnyPreservationPolicy([latest, best]),
             best_fn=rank,  # without it Orbax does not write the metrics
             todelete_subdir=self._deleted and _DELETED,
+            cleanup_tmp_directories=True,  # which a killed run has left
             async_options=ocp.AsyncOptions(post_finalization_callback=self._complete),
         )
         items = ("state", "config", "tokenizer", "log_window")
         with _writing(self.folder):
-            self._manager = ocp.CheckpointManager(self.folder, item_names=items, options=options)
+            self._manager = _Manager(self.folder, item_names=items, options=options)
         self._tokenizer = tokenizer.to_json()
 
     def save(

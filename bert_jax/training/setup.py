@@ -12,7 +12,7 @@ from bert_jax.config import ParallelConfig, TrainConfig
 from bert_jax.config.schedule import RateSchedule
 from bert_jax.distributed.mesh import Layout, init_sharded, make_layout
 from bert_jax.training.optimizer import make_optimizer
-from bert_jax.training.step import TrainState, init_state
+from bert_jax.training.step import PRNG, TrainState, init_state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Setup:
     def new_state(self) -> TrainState:
         """Return a randomly initialized state, on the devices."""
         make = partial(_new_state, self.model, self.optimizer, self.seed)
-        return init_sharded(make, self.layout.state, jax.random.key(self.seed))
+        return init_sharded(make, self.layout.state, jax.random.key(self.seed, impl=PRNG))
 
 
 def set_up(model: Any, config: TrainConfig, rate: RateSchedule, mesh: Mesh) -> Setup:

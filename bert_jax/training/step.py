@@ -25,7 +25,7 @@ from bert_jax.training.objective import (
 # The outputs of a predict step, as `distributed.mesh.compile_step` names them: both are replicated.
 PREDICT_OUTPUTS = ("metrics", "metrics")
 # Named here, so that neither a flag nor a newer default of JAX changes what a seed means.
-_PRNG = "threefry2x32"
+PRNG = "threefry2x32"
 
 
 @struct.dataclass
@@ -40,7 +40,7 @@ class TrainState:
 
 def init_state(params: Any, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
     """Return the state before the first step."""
-    rng = jax.random.key_data(jax.random.key(seed, impl=_PRNG))
+    rng = jax.random.key_data(jax.random.key(seed, impl=PRNG))
     return TrainState(jnp.int32(0), params, optimizer.init(params), rng)
 
 
@@ -59,7 +59,7 @@ def make_train_step(
         state: TrainState, batch: Batch, collectives: Collectives = SINGLE_DEVICE
     ) -> tuple[TrainState, Metrics]:
         def run_shard(params: Any, rng: tuple[Array, Array], batch: Batch) -> tuple[Any, Metrics]:
-            key = jax.random.fold_in(jax.random.wrap_key_data(rng[0], impl=_PRNG), rng[1])
+            key = jax.random.fold_in(jax.random.wrap_key_data(rng[0], impl=PRNG), rng[1])
             mask_key, dropout_key = jax.random.split(key)
             examples = objective.prepare(mask_key, _with_mask(batch))
             present = objective.at_progress(rng[1] / steps) if steps else objective
@@ -97,7 +97,7 @@ def make_eval_step(objective: Objective) -> Callable[..., Metrics]:
     def eval_step(params: Any, batch: Batch, collectives: Collectives = SINGLE_DEVICE) -> Metrics:
         def run_shard(params: Any, _: Any, batch: Batch) -> Metrics:
             # Masks depend on a sequence's index alone: they are the same in each evaluation.
-            key = jax.random.key(0, impl=_PRNG)
+            key = jax.random.key(0, impl=PRNG)
             examples = objective.prepare(key, _with_mask(batch))
             _, metrics = objective.loss(params, examples, objective.weights(examples), None)
             return collectives.psum(metrics)

@@ -157,6 +157,28 @@ def test_a_fork_to_another_text_counts_from_its_own_step(corpus):
     assert_same_arrays(again[26], forked[26])
 
 
+def test_a_fork_to_another_text_does_not_begin_with_what_the_run_has_read(corpus):
+    """As of a mixture whose weights change, most of which is the text of the run."""
+    run = config()
+    run.data.pairs, run.data.phases, run.data.batch_size, run.steps = "none", (), 8, 200
+    stages = make_schedule(run).stages
+
+    def blocks(steps, **read) -> set[bytes]:
+        before = ReadBefore(**read)
+        batches = loader.TrainBatches(corpus, stages, run.data, run.seed, read_before=before)
+        return {row.tobytes() for step in steps for row in batches[step]["input_ids"]}
+
+    per_epoch = 1 / train_batches(corpus, run).progress(1)["epoch"]
+    count = int(per_epoch / 2)
+    first, later = range(count), range(count, 2 * count)
+    read = blocks(first)
+    again = read & blocks(later, counted_from=count, shuffled_anew=count)
+    assert len(again) < 0.8 * len(read)
+    assert blocks(later, counted_from=count) == read  # as forks had it
+    kept = ReadBefore(count, (), count).until(count + 5, stages)
+    assert (kept.counted_from, kept.shuffled_anew) == (count + 5, count)
+
+
 @pytest.mark.parametrize("pairs", ["none", "nsp"])
 @pytest.mark.parametrize("size", [4, 16])
 def test_a_fork_with_another_batch_size_continues_in_the_text(corpus, pairs, size):

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import json
+import shutil
 import sys
 from pathlib import Path
 from unittest.mock import Mock
@@ -201,7 +202,10 @@ REFUSED = {
         (Phase(start=0.5, max_length=1024, batch_size=8),),
         (Phase(start=1 - 1e-9, max_length=128, batch_size=8),),  # it would have no step
     ],
-    "optimizer.learning_rate": [0.0, float("inf"), (), (1e-3, 1e-4), (1e-3, 0.0)],
+    "optimizer.learning_rate": [
+        *(0.0, float("inf"), (), (1e-3, 1e-4), (1e-3, 0.0)),
+        *(np.float64("nan"), np.float64(-1), np.float32(-1)),
+    ],
     "optimizer.microbatches": [3],
     "optimizer.name": ["lion"],
     "checkpoint.every": [0],
@@ -317,6 +321,9 @@ def test_recipes_by_name_and_by_path(tmp_path):
     path.write_text("def get_config(name='b'):\n    return 'config ' + name\n")
     assert recipe(str(path)) == "config b"
     assert recipe(f"{path}:c") == "config c"
+    assert recipe(path) == "config b"
+    (tmp_path / "d:e").mkdir()
+    assert recipe(str(shutil.copy(path, tmp_path / "d:e"))) == "config b"
     assert recipe("tiny") == recipe(str(CONFIGS / "tiny.py")) is not recipe("tiny")
     assert recipe("finetune/glue:cola").task.glue == "cola"
     # It may import a file that is beside it, and leaves the path as it was.

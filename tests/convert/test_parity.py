@@ -372,6 +372,24 @@ def test_round_trip_of_a_fine_tuned_model(kind, task, tmp_path):
         assert torch.equal(value[first:], after[name][first:]), name
 
 
+@pytest.mark.parametrize("activation", ["relu", "gelu_new"])
+def test_the_mlm_head_of_a_roberta_has_an_activation_of_its_own(tmp_path, activation):
+    """The erf GELU, whatever that of the layers is; in its exports too."""
+    reference = write_model("roberta", tmp_path / "theirs", hidden_act=activation)
+    ours = bert_jax.load(tmp_path / "theirs")
+    ours.export(tmp_path / "ours")
+    exported = read_there(tmp_path / "ours", "RobertaForMaskedLM")
+    ids, types, mask = rows(ours)
+    real = mask.astype(bool)
+    positions = np.broadcast_to(np.arange(ids.shape[1], dtype=np.int32), ids.shape)
+    inputs = [x.astype(np.int32) for x in (ids, types, mask)]
+    logits = jax.jit(ours.model.apply)({"params": ours.params}, *inputs, positions).mlm_logits
+    for model in (reference, exported):
+        with torch.no_grad():
+            expected = model(**tensors(model, ids, types, mask)).logits
+        close(np.asarray(logits)[real], expected[real], least=0.3)
+
+
 def test_a_roberta_with_the_tokenizer_of_a_bert(tmp_path):
     """As `klue/roberta-base` is: one separator between two texts, and type 0."""
     folder, again = tmp_path / "model", tmp_path / "exported"

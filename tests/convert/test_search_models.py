@@ -126,6 +126,18 @@ def test_what_is_refused(tiny_bert, tmp_path):
     sparse.write_text(json.dumps({"max_active_dims": 5}))
     with refused("has max_active_dims, which is not supported"):
         bert_jax.load(tmp_path / "sparse")
+    sparse.write_text("{}")
+    lengths = tmp_path / "sparse" / "sentence_bert_config.json"
+    lengths.write_text(json.dumps({"query_length": 6}))
+    with refused("has query_length 6; only None is read"):
+        bert_jax.load(tmp_path / "sparse")
+    dense = next(folder.glob("*Dense/config.json"))
+    values = json.loads(dense.read_text())
+    for name in ("bias", "activation_function"):  # which the library then has, and tanh
+        dense.write_text(json.dumps({key: x for key, x in values.items() if key != name}))
+        with refused(f"has {name}"):
+            bert_jax.load(folder)
+    dense.write_text(json.dumps(values))
     settings = json.loads((folder / SETTINGS).read_text())
     for changed, key_words in (
         ({"query_length": "x"}, "query_length is 'x'"),
@@ -154,6 +166,11 @@ def test_what_is_refused_of_a_layout_of_its_own(tiny_bert, tmp_path):
         ("sentence_bert_config.json", {"query_expansion": {"token": "the"}}, "the query_expansion"),
         ("sentence_bert_config.json", {"query_expansion": "yes"}, "the query_expansion yes"),
         ("sentence_bert_config.json", {"document_length": "x"}, "document_length is 'x'"),
+        (
+            "sentence_bert_config.json",
+            {"processing_kwargs": {"text": {"max_length": 6}}},
+            "has processing_kwargs, which are not supported",
+        ),
         (SETTINGS, {"prompts": {"query": "the bank: "}}, "the prompt 'the bank: ' for a query"),
         (SETTINGS, {"prompts": "the bank"}, "the prompt 'the bank' for a query"),
         (SETTINGS, {"similarity_fn_name": "mean_maxsim"}, "has similarity_fn_name"),

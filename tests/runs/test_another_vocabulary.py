@@ -7,7 +7,7 @@ import pytest
 from helpers import random_bert, refused
 
 import bert_jax
-from bert_jax.config import TokenizerConfig
+from bert_jax.config import TokenizerConfig, settings
 from bert_jax.runs.vocabulary import with_tokenizer
 from bert_jax.text.tokenizer import WordPieceTokenizer
 
@@ -103,6 +103,7 @@ def test_words_of_texts_in_memory_and_a_start_that_was_interrupted(tiny_run, tin
     config.data = dataclasses.replace(config.data, source="")
     old = bert_jax.load(tiny_run.checkpoint).tokenizer
     old.save(tmp_path / "run" / "tokenizer")  # of a run without a checkpoint
+    (tmp_path / "run" / "config.json").write_text(settings.to_json(config))
     result = bert_jax.pretrain(
         config, tmp_path / "run", init=tiny_run.checkpoint, texts=["The heads see a head."] * 60
     )

@@ -62,6 +62,28 @@ def test_the_folder_of_another_model_is_refused(tmp_path, config):
     workdir.check(workdir.read(tmp_path, type(config)), config)
 
 
+@pytest.mark.parametrize(
+    "file",
+    [
+        *("results.json", "tensorboard/events", "tokenizer/vocab.txt", "curves.png"),
+        *("best/params", "predictions.conll", "store.json"),
+    ],
+)
+def test_files_that_no_run_wrote_are_not_replaced(tmp_path, file):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("mine")
+    with refused(f"has a {file.split('/')[0]}, which no run wrote there; choose another folder"):
+        workdir.read(tmp_path, TrainConfig)
+    (tmp_path / "config.json").write_text(settings.to_json(TrainConfig()))
+    assert workdir.read(tmp_path, TrainConfig).config is None  # of a run without a checkpoint
+
+
+def test_the_checkpoints_of_a_run_are_no_workdir(tmp_path):
+    (tmp_path / "run/checkpoints/4/state").mkdir(parents=True)
+    with refused("is the folder of a run's checkpoints; give the folder of the run"):
+        workdir.read(tmp_path / "run/checkpoints", TrainConfig)
+
+
 def test_files_are_utf8_in_any_locale(tmp_path):
     code = "from pathlib import Path; from bert_jax.distributed import hosts; "
     code += f"hosts.write_on_main(Path({str(tmp_path)!r}) / 'x', '\\u0928\\u0924')"

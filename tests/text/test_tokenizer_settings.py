@@ -107,6 +107,28 @@ def test_a_generic_class_normalizes_as_its_tokenizer_json():
         assert tokens(load(wordpiece(), tokenizer_config__json=settings), "A é") == expected
 
 
+@pytest.mark.parametrize(
+    ("settings", "key_words"),
+    [
+        ({"sep_token": "<e1>"}, "has the sep_token '<e1>'; only [SEP] is read"),
+        ({"mask_token": {"content": "<e1>"}}, "has the mask_token '<e1>'; only [MASK] is read"),
+        ({"split_special_tokens": True}, "has split_special_tokens, which is not done"),
+        ({"truncation_side": "left"}, "(truncation_side left), which is not done"),
+    ],
+)
+def test_settings_that_are_refused(settings, key_words):
+    with refused(key_words):
+        load(wordpiece(), tokenizer_config__json=settings)
+
+
+def test_a_tokenizer_json_that_keeps_the_end_of_a_text_is_refused():
+    cut = wordpiece()
+    cut.enable_truncation(8, direction="left")
+    with refused("keeps the end of a long text (truncation left), which is not done"):
+        load(cut)
+    assert load(cut, tokenizer_config__json={"truncation_side": "right"})
+
+
 def test_a_template_without_cls_is_refused():
     with refused("gets the special tokens [SEP], not [CLS] and [SEP]", "post_processor"):
         load(wordpiece(single="$A [SEP]"))

@@ -84,6 +84,21 @@ def test_a_kill_while_an_old_checkpoint_is_deleted_leaves_no_half(tmp_path, toke
     assert {p.name for p in tmp_path.iterdir()} == {"40", "50"}
 
 
+def test_what_a_killed_process_was_writing_is_removed(tmp_path, tokenizer):
+    write(tmp_path, tokenizer, {10: None})
+    (tmp_path / "20.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
+    write(tmp_path, tokenizer, {30: None})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["10", "30"]
+
+
+def test_the_run_alone_asks_whether_to_stop(tmp_path, tokenizer, monkeypatch):
+    """JAX counts the questions, and a signal that came between two of others is never heard."""
+    asked = []
+    monkeypatch.setattr("orbax.checkpoint.utils.reached_preemption", asked.append)
+    write(tmp_path, tokenizer, {10: None, 20: 1.0})
+    assert not asked
+
+
 def test_a_write_that_fails(tmp_path, tokenizer, monkeypatch):
     def fill_disk(*args, **options):
         raise OSError(errno.ENOSPC, "No space left on device")
