@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shlex
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from bert_jax.convert import config_json, names, tokenizer_files
 from bert_jax.convert.names import Converted, Tensors
 from bert_jax.errors import UserError, first_line, refuse
 from bert_jax.models.architecture import architecture as architecture_of
+from bert_jax.models.architecture import num_token_types
 from bert_jax.models.exchange import COMPANION_FOLDER, Head
 from bert_jax.models.positions import position_kind
 from bert_jax.storage.json_files import read_json
@@ -146,6 +148,14 @@ def _read_separators(path: Path, tokenizer: Tokenizer, config: ModelConfig) -> N
     )
     if found and found != architecture_of(config).separators:
         config.pair_separators = 1 if found == 1 else 2
+    file = path / "tokenizer_config.json"
+    inputs = read_json(file, "fetch it again").get("model_input_names") if file.exists() else None
+    if inputs and "token_type_ids" not in inputs and num_token_types(config) > 1:
+        warnings.warn(
+            f"{file} has model_input_names without token_type_ids: transformers gives both texts "
+            "of a pair type 0, and here the second has type 1",
+            stacklevel=2,
+        )
 
 
 def save(

@@ -21,7 +21,7 @@ from bert_jax import console
 from bert_jax.config import ModelConfig, ParallelConfig
 from bert_jax.distributed import fsdp, hosts
 from bert_jax.distributed.devices import describe_memory, step_memory
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, refuse
 from bert_jax.models.fused_attention import check_attention
 
 AXES = ("data", "fsdp", "tensor")
@@ -44,6 +44,12 @@ def make_mesh(config: ParallelConfig | None = None, devices: Sequence[Any] | Non
             f"parallel asks for {axes}, which does not make {len(devices)} devices; "
             "change one, or set it to -1 for all that the others leave"
         )
+    tensor, on_host = shape[-1], len({*devices} & {*jax.local_devices()}) or len(devices)
+    refuse(
+        tensor > 1 and tensor % on_host and on_host % tensor,
+        f"parallel.tensor {tensor} and the {on_host} devices of a host do not divide one another",
+        fix="change it, so that each part of a batch is on whole hosts or within one",
+    )
     try:
         ordered = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     except (ValueError, RuntimeError) as error:  # of shapes that JAX does not place

@@ -16,7 +16,7 @@ from bert_jax.config.schedule import Stage, make_schedule, share_of_steps
 from bert_jax.config.validation import validate
 from bert_jax.console import duration
 from bert_jax.distributed.mesh import shard_batch
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, refuse
 from bert_jax.objectives import make_objective
 from bert_jax.planning import synthetic
 from bert_jax.planning.benchmark import take_steps
@@ -80,7 +80,13 @@ def fit(
         )
     evaluated_every, logged_every = -(-steps // _EVALUATIONS), -(-steps // _LOGS)
     console.show(f"minutes    {minutes:g}, which are {steps:,} steps of {1e3 * seconds:,.0f} ms")
-    data = dataclasses.replace(config.data, phases=_rising(config.data.phases, steps))
+    phases = _rising(config.data.phases, steps)
+    refuse(
+        "data.phases" in kept and len(phases) < len(config.data.phases),
+        f"--minutes={minutes:g} leaves no steps for each of data.phases",
+        fix="give their starts as shares, such as 0.9, or more minutes",
+    )
+    data = dataclasses.replace(config.data, phases=phases)
     config = dataclasses.replace(config, steps=steps, data=data)
     fitted = {
         "log_every": logged_every,

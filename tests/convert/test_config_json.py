@@ -73,6 +73,16 @@ def test_a_modernbert_of_one_layer_keeps_the_distance_of_global_layers():
         assert config.global_attn_every_n_layers == distance
 
 
+def test_inputs_without_token_types_warn_of_pairs(tiny_bert, tmp_path):
+    tiny_bert.export(tmp_path / "exported")
+    file = tmp_path / "exported/tokenizer_config.json"
+    values = json.loads(file.read_text())
+    names = ["input_ids", "attention_mask"]
+    file.write_text(json.dumps({**values, "model_input_names": names}))
+    with pytest.warns(UserWarning, match="gives both texts of a pair type 0, and here the second"):
+        bert_jax.load(tmp_path / "exported")
+
+
 def test_both_texts_of_a_pair_have_type_0_in_a_roberta(tiny_bert, tmp_path):
     config = model_config("roberta", vocab_size=tiny_bert.config.vocab_size)
     assert config.type_vocab_size == 2  # as in the default config of `transformers`

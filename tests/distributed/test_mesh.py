@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import batch, objective, params
+from helpers import batch, objective, params, refused
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -160,6 +160,15 @@ def test_in_bfloat16_a_parameter_has_the_same_digits_on_every_mesh():
         step = compile_step(embed, "mesh", layout, "per_example")
         results.append(np.asarray(step(jax.device_put(weights, layout.params), batch(SEQUENCES))))
     np.testing.assert_array_equal(*results)
+
+
+def test_a_part_of_a_batch_that_spans_hosts_unevenly_is_refused(monkeypatch):
+    six = jax.devices()[:6]
+    monkeypatch.setattr(jax, "local_devices", lambda: six[:3])
+    with refused("parallel.tensor 2 and the 3 devices of a host do not divide one another"):
+        make_mesh(ParallelConfig(tensor=2), six)
+    assert make_mesh(ParallelConfig(tensor=3), six).shape["data"] == 2
+    assert make_mesh(ParallelConfig(tensor=6), six).shape["data"] == 1
 
 
 def test_a_training_step_prints_the_memory_that_it_takes(monkeypatch):

@@ -8,7 +8,7 @@ from helpers import model_config, refused
 
 import bert_jax
 from bert_jax import DataConfig, TrainConfig
-from bert_jax.config import OptimizerConfig
+from bert_jax.config import OptimizerConfig, Phase
 from bert_jax.config.schedule import make_schedule
 from bert_jax.config.validation import validate
 from bert_jax.planning import time_budget
@@ -65,6 +65,16 @@ def test_what_the_user_has_set_is_kept_and_time_may_be_too_short(config, monkeyp
     assert fitted.eval_every != 5
     with refused("--minutes=0.1 is too short", "compiling takes 6.0 s"):
         time_budget.fit(config, 0.1, keeps_size=False, keeps_batch=False)
+
+
+def test_phases_that_the_user_has_set_are_not_dropped(config, monkeypatch):
+    use_speed(monkeypatch, 1e6)
+    late = Phase(start=40_000, max_length=32, batch_size=64)
+    config.data.phases = (Phase(start=0.5, max_length=32, batch_size=64), late)
+    fit = partial(time_budget.fit, config, 1.0, keeps_size=True, keeps_batch=True)
+    assert fit().data.phases == config.data.phases[:1]  # those of a recipe
+    with refused("--minutes=1 leaves no steps for each of data.phases; give their starts as"):
+        fit(kept=["data.phases"])
 
 
 def test_the_time_in_which_steps_are_timed_counts(config, monkeypatch):
