@@ -120,7 +120,7 @@ def _refuse_other_files(path: Path) -> None:
     found = next((file.name for name in _OF_A_RUN for file in path.glob(name)), None)
     refuse(
         found,
-        f"--workdir {path} has a {found}, which no run wrote there",
+        f"--workdir {path} has a {found}, which no run wrote",
         fix="choose another folder",
     )
     refuse(

@@ -72,7 +72,7 @@ def test_the_folder_of_another_model_is_refused(tmp_path, config):
 def test_files_that_no_run_wrote_are_not_replaced(tmp_path, file):
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text("mine")
-    with refused(f"has a {file.split('/')[0]}, which no run wrote there; choose another folder"):
+    with refused(f"has a {file.split('/')[0]}, which no run wrote; choose another folder"):
         workdir.read(tmp_path, TrainConfig)
     (tmp_path / "config.json").write_text(settings.to_json(TrainConfig()))
     assert workdir.read(tmp_path, TrainConfig).config is None  # of a run without a checkpoint
