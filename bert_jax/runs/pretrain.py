@@ -122,7 +122,7 @@ def start(
     found = hosts.run_on_all_hosts(lambda: workdirs.read(folder, TrainConfig))
     hosts.check_same(
         {"--workdir's checkpoints": found.steps, "--workdir's run": found.config is not None},
-        "its file system has not shown all files yet: start the same command again",
+        "give a folder that all hosts share, and start again once each of them sees its files",
     )
     if texts is not None:  # of which the origin may add words to a vocabulary
         settings.check(config)
