@@ -94,7 +94,7 @@ class Task(abc.ABC):
     problem_type: ClassVar[str] = ""  # in `config.json`, where several tasks share a class
     library: ClassVar[str] = "transformers"  # that its exports are for
     file_suffixes: ClassVar[Sequence[str]] = (".jsonl",)  # of what `files` returns
-    # What an example without a label has none of, and what to do.
+    # What is said of an example without a label, after "has".
     missing_label: ClassVar[str] = "no label; fill it in, or set data.label"
     pipeline_tag: ClassVar[str] = ""  # the hub's name of the kind of task
     known_metrics: Sequence[str]

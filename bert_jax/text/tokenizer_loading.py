@@ -142,7 +142,7 @@ def _check_special(tokenizer: FastTokenizer, settings: Mapping[str, Any]) -> Non
         refuse(
             value not in (None, token),
             f"{_SETTINGS} has the {name}_token {value!r}; only {token} is read",
-            fix="take a model with BERT's or RoBERTa's special tokens",
+            fix="correct it, or take a model that has this one",
         )
     refuse(
         settings.get("split_special_tokens"),
