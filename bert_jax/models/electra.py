@@ -175,6 +175,7 @@ class Electra(Bert):
     encoder = ElectraModel
     settings = ElectraConfig
     pretrains_on_pairs = has_mlm_head = False
+    mlm_activation = "gelu"  # of the generator, as in `transformers`
     exchange = ElectraExchange.like(
         bert.EXCHANGE,
         class_prefix="Electra",

@@ -134,10 +134,10 @@ class Exchange:
         """Return the values of a `config.json` by our names; refuse what is not supported."""
         check_switches(values, self.switches, where)
         # A field that has our name alone is none of this class.
-        foreign = {name for name in values if name not in self.config_names.values()}
-        foreign |= values.keys() & self.config_names.keys()
         ours = {
-            self.config_names.get(name, name): values[name] for name in values if name in foreign
+            self.config_names.get(name, name): value
+            for name, value in values.items()
+            if name in self.config_names or name not in self.config_names.values()
         }
         return {**self.config_defaults, **ours}
 

@@ -50,12 +50,10 @@ class MaskedLMHead(nn.Module):
     Attributes:
       config: of the encoder.
       dense: the name of the dense layer; "" for an encoder that has one for all its heads.
-      activation: of the dense layer; "" for that of the architecture.
     """
 
     config: ModelConfig
     dense: str = "transform"
-    activation: str = ""
 
     @nn.compact
     def __call__(
@@ -66,7 +64,7 @@ class MaskedLMHead(nn.Module):
         if self.dense:
             shape = c.hidden_size, architecture(c).embedding_size(c)
             hidden = Dense(c, shape, ("embed", "hidden"), name=self.dense)(hidden)
-            activation = self.activation or architecture(c).mlm_activation or c.hidden_act
+            activation = architecture(c).mlm_activation or c.hidden_act
             hidden = ACTIVATIONS[activation](hidden)
             hidden = LayerNorm(c, name="layer_norm")(hidden)
         bias = param(self, "bias", nn.initializers.zeros, (c.vocab_size,), ("vocab",))

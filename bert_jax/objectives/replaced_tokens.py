@@ -86,8 +86,7 @@ class ElectraForPreTraining(nn.Module):
         self.bert = ElectraModel(c, add_pooling_layer=False)
         own = generator_config(c)
         self.generator = ElectraLayers(own) if own else None
-        # Its activation is the same whatever `hidden_act`.
-        self.generator_head = MaskedLMHead(own or c, dense="dense", activation="gelu")
+        self.generator_head = MaskedLMHead(own or c, dense="dense")
         self.discriminator_head = DiscriminatorHead(c)
 
     def __call__(

@@ -165,9 +165,8 @@ def read_before(results: Mapping[str, Any], path: AnyPath) -> ReadBefore:
     """Return what the results of a run say of the text that was read before it began."""
     with refusing_malformed(path / "results.json", "move it away"):
         earlier = tuple(Earlier(*map(int, each)) for each in results.get("earlier", []))
-        numbers = (int(results.get(name, 0)) for name in ("counted_from", "shuffled_anew"))
-        counted_from, shuffled_anew = numbers
-        return ReadBefore(counted_from, earlier, shuffled_anew)
+        counted_from = int(results.get("counted_from", 0))
+        return ReadBefore(counted_from, earlier, int(results.get("shuffled_anew", 0)))
 
 
 def check_path(path: AnyPath) -> None:
