@@ -18,7 +18,7 @@ import math
 from bert_jax import console
 from bert_jax.commands import process
 from bert_jax.commands.flags import Parser, Recipe, add_config, add_run, read_config
-from bert_jax.config import TrainConfig
+from bert_jax.config import TrainConfig, settings
 from bert_jax.errors import UserError, refuse
 from bert_jax.storage import paths
 from bert_jax.storage.paths import CHECKPOINT
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
         if own:  # so that the same command resumes
             console.show("minutes    are those of the run, which resumes with its own steps")
             args.minutes, args.workdir = None, args.workdir or f"runs/{recipe.name}"
-            recipe = read_config(args.config or _DEFAULT, words, TrainConfig, own)
+            _take_fitted(recipe, own)
     process.train("pretrain", args, recipe._replace(name="") if own else recipe)
 
 
@@ -77,6 +77,16 @@ def _check_minutes(args: argparse.Namespace, recipe: Recipe) -> None:
         "--minutes times a step on one host",
         fix="give --config.steps on several",
     )
+
+
+def _take_fitted(recipe: Recipe, own: TrainConfig) -> None:
+    """Set what the minutes have changed of a recipe in a run; the rest is compared with the run."""
+    from bert_jax.planning import time_budget  # late, as it imports JAX
+
+    before = settings.flatten(own)
+    for name in time_budget.FITTED:
+        if name not in recipe.fields:
+            settings.assign(recipe.config, name, before[name])
 
 
 def _config_of_run(name: str, workdir: str | None) -> TrainConfig | None:

@@ -30,6 +30,12 @@ _IN_STEPS = (
     "optimizer.decay_fraction",
     "data.length_warmup_fraction",
 )
+# What the minutes may change of a recipe.
+FITTED = (
+    *("steps", "log_every", "eval_every", "eval_rows", "checkpoint.every", "data.batch_size"),
+    *("model.hidden_size", "model.intermediate_size", "model.num_attention_heads"),
+    *(*_IN_STEPS, "data.phases"),
+)
 _LARGEST_SHARE = 0.999  # from 1 on, a share is a number of steps
 _EVALUATIONS, _LOGS = 5, 20  # of a run
 _EVALUATED = 50  # sequences that are trained on for each held-out one

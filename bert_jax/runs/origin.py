@@ -66,8 +66,9 @@ def find(
     if init is not None and fork is not None:
         raise UserError("--init and --fork are both set; --fork has the weights too: leave one")
     bert = None if init is None else load(init)
-    if bert is None and not workdir.config:
-        vocabulary.check(config, is_fork=fork is not None)
+    if not workdir.config:
+        kept_by = next((flag for flag, by in {"--init": init, "--fork": fork}.items() if by), "")
+        vocabulary.check(config, kept_by, fields or ())
     if bert:
         resumed = workdir.path if workdir.config else None
         tokenizer = vocabulary.chosen_tokenizer(config, bert, resumed)

@@ -1,6 +1,7 @@
 """Begin a run from a model with another tokenizer: embeddings for tokens that it did not have."""
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.tokenizer_extension import extended
 from bert_jax.text.vocabulary import spellings, summary
 
+_CHOSEN = ("tokenizer.path", "tokenizer.add")  # settings of a tokenizer that is not trained
 _AXIS = "vocab"  # the logical name of an axis with an entry for each token
 
 
@@ -99,12 +101,25 @@ def _transferred(values: np.ndarray, axis: int, found: list[list[int]], count: i
     return np.moveaxis(new, 0, axis).astype(np.float32)
 
 
-def check(config: TrainConfig, *, is_fork: bool) -> None:
-    """Refuse words to add to a vocabulary for a run that begins without --init."""
+def check(config: TrainConfig, kept_by: str, fields: Collection[str]) -> None:
+    """Refuse settings of a tokenizer that have no effect when a run begins.
+
+    Args:
+      config: of the run.
+      kept_by: the flag that a tokenizer comes with, --init or --fork; "" without.
+      fields: the dotted names of what the command line has set.
+    """
     count = config.tokenizer.add
     fix = "give --init, or set a larger model.vocab_size"
     refuse(
-        count,
+        count and kept_by != "--init",
         f"tokenizer.add is {count}, and adds tokens to the vocabulary of --init",
-        fix="leave it out: --fork keeps its tokenizer" if is_fork else fix,
+        fix="leave it out: --fork keeps its tokenizer" if kept_by else fix,
+    )
+    of_training = (each for each in fields if each.startswith("tokenizer.") and each not in _CHOSEN)
+    unused = next(of_training, None)
+    refuse(
+        unused and kept_by and not config.tokenizer.path,
+        f"{unused} has no effect, as the run has the tokenizer of {kept_by}",
+        fix="leave it out" + (", or give tokenizer.path" if kept_by == "--init" else ""),
     )

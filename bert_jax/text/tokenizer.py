@@ -19,6 +19,7 @@ from bert_jax.errors import UserError
 from bert_jax.storage.json_files import write_bytes
 from bert_jax.text import sentencepiece_model
 from bert_jax.text.normal_forms import end_of_composed, wordpiece_normalizer
+from bert_jax.text.post_processor import num_separators
 
 _MODEL_FILE, _JSON_FILE = "sentencepiece.model", "tokenizer.json"
 
@@ -257,14 +258,7 @@ class FastTokenizer(Tokenizer):
         super().__init__(sorted(ids, key=ids.__getitem__), [ids[t] for t in self.special])
         if tokenizer.post_processor is None:  # other libraries need it to join texts as we do
             tokenizer.post_processor = self.template()
-        of_one, of_two = map(tokenizer.num_special_tokens_to_add, (False, True))
-        self.separators = of_two - of_one
-        if (found := tokenizer.encode("").ids) != [self.cls_id, self.sep_id]:
-            names = " ".join(map(self.id_to_token, found)) or "nothing"
-            raise UserError(
-                f"a text gets the special tokens {names}, not {self.id_to_token(self.cls_id)} and "
-                f"{self.id_to_token(self.sep_id)}; correct the post_processor of its tokenizer.json"
-            )
+        self.separators = num_separators(tokenizer, self.cls_id, self.sep_id)
 
     @classmethod
     def from_model(cls, tokenizer: tokenizers.Tokenizer):

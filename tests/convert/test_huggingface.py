@@ -698,6 +698,26 @@ def test_weights_are_read_before_an_index_of_older_ones(folder):
     refuses_to_load(folder, "model-00001-of-00002.safetensors is missing")
 
 
+@pytest.mark.parametrize(
+    ("pair", "is_read"), [("<s> $A <s> $B", False), ("<s> $A </s> $B", False), ("$A $B", True)]
+)
+def test_other_special_tokens_of_two_texts_are_refused(pair, is_read, tmp_path):
+    """A tokenizer that says nothing of two texts joins them as its model does."""
+    folder = copied("roberta", tmp_path / "model")
+    content = tokenizer_loading.load(folder).files()["tokenizer.json"]
+    joined = tokenizers.Tokenizer.from_str(content.decode())
+    special = [(token, joined.token_to_id(token)) for token in ("<s>", "</s>")]
+    joined.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A </s>", pair=pair, special_tokens=special
+    )
+    joined.save(str(folder / "tokenizer.json"))
+    if not is_read:
+        refuses_to_load(folder, "the texts a and a are joined to <s> ")
+        return
+    assert tokenizer_loading.load(folder).separators == 0
+    assert bert_jax.load(folder).config.pair_separators == 0
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_two_texts_are_joined_as_the_tokenizer_says(tmp_path, count):
     """As one of BERT's beside a RoBERTa, with one separator; not with three."""

@@ -1,5 +1,7 @@
 """`pretrain --minutes`: as many steps as the time has, of a smaller model where it is short."""
 
+import json
+import shutil
 from functools import partial
 from types import SimpleNamespace
 
@@ -7,7 +9,7 @@ import pytest
 from helpers import model_config, refused
 
 import bert_jax
-from bert_jax import DataConfig, TrainConfig
+from bert_jax import DataConfig, TrainConfig, console
 from bert_jax.config import OptimizerConfig, Phase
 from bert_jax.config.schedule import make_schedule
 from bert_jax.config.validation import validate
@@ -110,6 +112,29 @@ def test_what_is_refused_before_a_step_is_timed(
     monkeypatch.chdir(tmp_path)
     with refused(*key_words):
         bert_jax_main("pretrain", "--config=tiny", "--num_processes=1", "--workdir=new", *words)
+
+
+def test_minutes_resume_the_run_that_they_began_and_no_other(bert_jax_main, tiny_run, tmp_path):
+    """A run of half the width and batch of its recipe; other settings are those of another run."""
+    workdir = shutil.copytree(tiny_run.checkpoint.parents[1], tmp_path / "run")
+    own = json.loads((workdir / "config.json").read_text())
+    model, data = own["model"], own["data"]
+    data |= {"batch_size": 2 * data["batch_size"], "phases": ()}
+    for name in ("hidden_size", "intermediate_size", "num_attention_heads"):
+        model[name] *= 2
+    recipe = tmp_path / "mine.py"
+    recipe.write_text(
+        "from bert_jax.config import TrainConfig, settings\n\n\ndef get_config():\n"
+        f"    return settings.from_dict(TrainConfig, {own | {'steps': 7000}!r}, 'mine')\n"
+    )
+    words = ["pretrain", f"--config={recipe}", "--num_processes=1", "--minutes=5"]
+    words.append(f"--workdir={workdir}")
+    with console.output(console.Level.PROGRESS):
+        assert "has done its 2 steps" in bert_jax_main(*words)
+    with refused("belongs to another config: seed is 0 there and 3 here"):
+        bert_jax_main(*words, "--config.seed=3")
+    with refused("belongs to another config: --config.data.batch_size is 8 there and 4 here"):
+        bert_jax_main(*words, "--config.data.batch_size=4")
 
 
 def test_a_batch_that_cannot_be_halved_is_not_tried_for_ever(config, monkeypatch):

@@ -8,6 +8,7 @@ from helpers import random_bert, refused
 
 import bert_jax
 from bert_jax.config import TokenizerConfig, settings
+from bert_jax.runs.pretrain import start
 from bert_jax.runs.vocabulary import with_tokenizer
 from bert_jax.text.tokenizer import WordPieceTokenizer
 
@@ -77,6 +78,10 @@ def test_a_run_adds_words_and_resumes(tiny_run, tiny_config, tmp_path, capsys):
         bert_jax.pretrain(config, tmp_path / "new")
     with refused("tokenizer.add is 3", "leave it out: --fork keeps its tokenizer"):
         bert_jax.pretrain(config, tmp_path / "new", fork=tiny_run.checkpoint)
+    for flag in ("init", "fork"):
+        begun_with = {flag: tiny_run.checkpoint, "fields": ["steps", "tokenizer.kind"]}
+        with refused(f"tokenizer.kind has no effect, as the run has the tokenizer of --{flag}"):
+            start(tiny_config, tmp_path / "new", **begun_with)
     capsys.readouterr()
     whole = bert_jax.pretrain(config, tmp_path / "whole", init=tiny_run.checkpoint)
     tokenizer = whole.bert.tokenizer
