@@ -263,15 +263,21 @@ def _train_on(store: str) -> str:
 
 
 def _load_tokenizer(args: argparse.Namespace) -> Any:
-    """Read the tokenizer of a checkpoint, or one from its own files or their folder."""
-    from bert_jax.text import tokenizer_loading
+    """Read the tokenizer of a checkpoint or of a store, or its own files or their folder."""
+    from bert_jax.text import store, tokenizer_loading
 
     path, lowercase = Path(args.tokenizer), not args.cased
+    if store.is_store(path):
+        path /= "tokenizer"
     if str(path).startswith("hf:"):
         from bert_jax.convert import hub  # whose imports take a second
 
         path = hub.fetch(str(path), weights=False)
     if not any(os.path.isdir(path / name) for name in ("state", "best", "checkpoints")):
+        from bert_jax.convert import google  # whose imports take a second
+
+        if not args.cased and google.is_google(path):
+            return google.load_tokenizer(path)
         tokenizer = tokenizer_loading.load(path, lowercase=lowercase)
         says_case = tokenizer.fingerprint == tokenizer_loading.load(path).fingerprint
         refuse(

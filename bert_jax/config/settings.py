@@ -183,7 +183,7 @@ def _check_variants(config: Any, prefix: str) -> None:
         if type(config) is not cls:
             raise UserError(
                 f"{prefix}{variants.field} is {name!r}, and these settings are of the class "
-                f"{type(config).__name__}; write {cls.__name__}(...)"
+                f"{type(config).__name__}; write {cls.__module__}.{cls.__name__}(...)"
             )
     for field in dataclasses.fields(config):
         group = getattr(config, field.name)

@@ -39,11 +39,17 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
             tensor = partial(lambda read: read().T, tensor)
         tensors[_standard_name(name)] = tensor
     converted = names.from_foreign(tensors, config, str(path))
-    tokenizer = tokenizer_loading.load(path / "vocab.txt", lowercase=False)
-    if _is_lowercase(tokenizer):
-        tokenizer = tokenizer_loading.load(path / "vocab.txt", lowercase=True)
+    tokenizer = load_tokenizer(path)
     check_tokenizer(path, tokenizer, config)
     return config, converted, tokenizer
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Return the tokenizer of a directory, which lower-cases text if its vocabulary is so."""
+    tokenizer = tokenizer_loading.load(path / "vocab.txt", lowercase=False)
+    if _is_lowercase(tokenizer):
+        return tokenizer_loading.load(path / "vocab.txt", lowercase=True)
+    return tokenizer
 
 
 def _find_prefix(path: Path) -> Path:

@@ -14,7 +14,7 @@ def num_separators(tokenizer: tokenizers.Tokenizer, cls_id: int, sep_id: int) ->
       UserError: it puts one text, or two, between other special tokens than BERT.
     """
     cls, sep = map(tokenizer.id_to_token, (cls_id, sep_id))
-    if (found := tokenizer.encode("").ids) != [cls_id, sep_id]:
+    if tokenizer.encode("").ids != [cls_id, sep_id]:
         names = " ".join(tokenizer.encode("").tokens) or "nothing"
         raise UserError(
             f"a text gets the special tokens {names}, not {cls} and {sep}; correct the "

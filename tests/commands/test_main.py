@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import shutil
+import string
 
 import pytest
 from helpers import refused
@@ -193,6 +194,25 @@ def test_a_case_that_a_tokenizer_has_itself(kind, tmp_path, monkeypatch, bert_ja
     bert_jax_main(*words)
     with refused("--cased has no effect on store/tokenizer"):
         bert_jax_main(*words[:2], "other", "--tokenizer=store/tokenizer", "--cased")
+    bert_jax_main(*words[:2], "other", "--tokenizer=store")
+    kept, other = (open_store(tmp_path / name).tokenizer for name in ("store", "other"))
+    assert other.fingerprint == kept.fingerprint
+
+
+@pytest.mark.parametrize("case", ["cased", "uncased"])
+def test_the_tokenizer_of_a_google_checkpoint_has_its_own_case(
+    case, tmp_path, monkeypatch, bert_jax_main
+):
+    monkeypatch.chdir(tmp_path)
+    letters = string.ascii_letters if case == "cased" else string.ascii_lowercase
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *letters]
+    (tmp_path / "google").mkdir()
+    (tmp_path / "google/bert_config.json").write_text("{}")
+    (tmp_path / "google/vocab.txt").write_text("\n".join(tokens) + "\n")
+    (tmp_path / "one.txt").write_text("A b C .\nD e F .\n\n" * 40)
+    bert_jax_main("prepare", "one.txt", "store", "--tokenizer=google")
+    tokenizer = open_store(tmp_path / "store").tokenizer
+    assert tokenizer.encode(["A"])[0] == [tokens.index("A" if case == "cased" else "a")]
 
 
 def test_prepare_in_shards(tmp_path, monkeypatch, bert_jax_main):

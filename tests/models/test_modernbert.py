@@ -79,12 +79,12 @@ def test_windows_save_memory_by_hand():
     [
         ({"position_embedding_type": "absolute"}, ["has no absolute positions", "to rotary"]),
         ({"position_embedding_type": "rotry"}, ["is 'rotry'; did you mean rotary"]),
-        ({"model_type": "bert"}, ["write ModelConfig(...)"]),
+        ({"model_type": "bert"}, [".ModelConfig(...)"]),
         ({"num_attention_heads": 8}, ["need heads of an even size, not of 3"]),
         ({"model_type": "modernbrt"}, ["is 'modernbrt'; did you mean modernbert"]),
         ({"local_attention": 7}, ["model.local_attention 7 is odd"]),
         ({"local_attention": 0}, ["local_attention is 0"]),
-        (ModelConfig(model_type="modernbert"), ["write ModernBertConfig(...)"]),
+        (ModelConfig(model_type="modernbert"), ["write bert_jax.", "ModernBertConfig(...)"]),
     ],
 )
 def test_what_does_not_fit(config, key_words):
