@@ -19,7 +19,7 @@ from bert_jax.retrieval.search import check_count
 from bert_jax.tasks import task_class
 from bert_jax.tasks.embedding import BertForEmbedding
 from bert_jax.tasks.retrieval import Retrieval
-from bert_jax.tasks.sequences import build_sequence, max_text_tokens, truncate
+from bert_jax.tasks.sequences import join, max_text_tokens
 from bert_jax.text.memory import is_iterable
 
 UNKNOWN_TOKENS = (
@@ -82,20 +82,17 @@ def tokenize(
     longest = model.config.max_position_embeddings
     length = longest if max_length is None else max_length
     check_count(length, "max_length")
-    room = max_text_tokens(len(columns), model.config, length)
-    if room < 1 or length > longest:
+    if max_text_tokens(len(columns), model.config, length) < 1 or length > longest:
         raise UserError(f"max_length is {length}; it must leave room and be at most {longest}")
-    examples = list(zip(*(model.tokenizer.encode(column) for column in columns), strict=True))
+    token_ids, second_starts, truncated = [], [], 0
+    for example in zip(*map(model.tokenizer.encode, columns), strict=True):
+        ids, second_start, is_truncated = join(example, model.tokenizer, model.config, length)
+        token_ids.append(ids)
+        second_starts.append(second_start)
+        truncated += is_truncated
     if max_length is None:
-        truncated = sum(sum(map(len, example)) > room for example in examples)
-        warn_truncated(truncated, len(examples), longest)
-    joined = [
-        build_sequence(truncate(example, room), model.tokenizer, model.config)
-        for example in examples
-    ]
-    return sequences_of(
-        model, [token_ids for token_ids, _ in joined], [second_start for _, second_start in joined]
-    )
+        warn_truncated(truncated, len(token_ids), longest)
+    return sequences_of(model, token_ids, second_starts)
 
 
 def sequences_of(

@@ -111,7 +111,7 @@ class TaskModel(nn.Module):
 
 
 class SequenceScores(TaskModel):
-    """A score of each of several sequences, or of one, by its pooled output."""
+    """Scores of sequences by their pooled outputs: of a text or a pair, or of several choices."""
 
     uses_pooler = True
 
@@ -121,8 +121,8 @@ class SequenceScores(TaskModel):
         token_type_ids: Int[Array, "B *C L"],
         attention_mask: Int[Array, "B *C L"],
         dropout_key: DropoutKey | None = None,
-    ) -> Float[Array, "B C"]:
-        """Return float32 logits of sequences [B, C, L]; of [B, L] as many as there are."""
+    ) -> Float[Array, "B scores"]:
+        """Return float32 logits: of [B, C, L] one of each choice, of [B, L] the N of a sequence."""
         batch, *_, length = input_ids.shape
         logits = super().__call__(
             input_ids=input_ids.reshape(-1, length),

@@ -1,9 +1,7 @@
 """Classification and regression of texts and pairs of texts."""
 
-import bisect
 import dataclasses
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +15,7 @@ from bert_jax.batches.buckets import NO_LABEL, Features
 from bert_jax.config import DataFiles, ModelConfig
 from bert_jax.console import counted
 from bert_jax.errors import UserError, refuse
-from bert_jax.models.heads import TaskModel
+from bert_jax.models.heads import SequenceScores, TaskModel
 from bert_jax.objectives.labels import LabelsObjective
 from bert_jax.retrieval import bm25
 from bert_jax.tasks import glue, readers
@@ -26,6 +24,7 @@ from bert_jax.tasks.readers import Record
 from bert_jax.tasks.sequences import build_sequence, max_text_tokens, token_windows, truncate
 from bert_jax.text import builtin
 from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.training.curves import save_figure
 from bert_jax.training.objective import PredictionObjective
 
 _MAX_VALUE = float(np.finfo(np.float32).max)
@@ -35,16 +34,10 @@ _MAX_CONSTANT = 20  # classes of a constant prediction that are tried, the most 
 _LEVELS = np.linspace(0.1, 0.9, 9)  # quantiles of the windows' confidence that are tried
 
 
-class BertForSequenceClassification(TaskModel):
-    """Scores of a text or a pair by the pooled output, [B, N]; with one label, a regression."""
-
-    uses_pooler = True
-
-
 class TextTask(Task):
     """A task whose examples are texts or pairs of texts."""
 
-    model_class = BertForSequenceClassification
+    model_class = SequenceScores
     transformers_class = "ForSequenceClassification"
     pipeline_tag = "text-classification"
     value_form = "a text, a pair of texts, or a dict of the columns of data.text"
@@ -139,9 +132,9 @@ class TextTask(Task):
                 choices.append([build_sequence(each, tokenizer, model) for each in windows])
             # Several choices have one window each.
             features_of_example = list(zip(*choices, strict=True))
-            for sequences in features_of_example:
-                share = 1 / len(features_of_example)
-                features.add(index, self.target(example), sequences, span=share)
+            for number, sequences in enumerate(features_of_example):
+                span = number, len(features_of_example)
+                features.add(index, self.target(example), sequences, span=span)
             features.truncated += is_truncated
             features.windowed += len(features_of_example) > 1
         return features
@@ -164,8 +157,8 @@ class TextTask(Task):
 
     def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
         """Return the logits of an example: the mean over the windows of its text."""
-        share = features.spans[index]
-        return logits.copy() if share == 1 else (0 if before is None else before) + share * logits
+        _, count = features.spans[index]
+        return logits.copy() if count == 1 else (0 if before is None else before) + logits / count
 
     def target(self, example: Example) -> float | np.ndarray:
         """Return the label for the loss: the number of the class, or the value."""
@@ -193,14 +186,11 @@ class Classification(TextTask):
 
     def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
         """Return the logits of an example, or of each window so far."""
-        share = features.spans[index]  # one of as many windows as the text has
-        if share == 1:
+        number, count = features.spans[index]
+        if count == 1:
             return logits.copy()
-        windows = before
-        if windows is None:
-            windows = np.zeros((round(1 / share), *logits.shape), logits.dtype)
-        first = bisect.bisect_left(features.example_indices, features.example_indices[index])
-        windows[index - first] = logits
+        windows = np.zeros((count, *logits.shape), logits.dtype) if before is None else before
+        windows[number] = logits
         return windows
 
     def answer(self, prediction: np.ndarray) -> np.ndarray:
@@ -308,12 +298,7 @@ class Classification(TextTask):
         )
         if len(self.labels) > _MAX_NAMED:
             figure.axes[0].set(xticks=[], yticks=[])
-        temporary = path.with_suffix(".tmp")
-        with warnings.catch_warnings():
-            # Letters that matplotlib's font lacks are drawn as boxes.
-            warnings.filterwarnings("ignore", "Glyph .* missing from font")
-            figure.savefig(temporary, format="png", dpi=120)
-        temporary.replace(path)
+        save_figure(figure, path)
 
 
 def _shown(label: str) -> str:

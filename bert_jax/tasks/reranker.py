@@ -22,7 +22,7 @@ from bert_jax.tasks import readers
 from bert_jax.tasks.base import Example, Task, read_labels
 from bert_jax.tasks.passages import candidate_lists, judged_passages, training_groups
 from bert_jax.tasks.readers import Record, builtin_pairs
-from bert_jax.tasks.sequences import build_sequence, longest_sequence, max_text_tokens, truncate
+from bert_jax.tasks.sequences import join, longest_sequence
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.objective import PredictionObjective
 
@@ -213,7 +213,7 @@ class Reranker(Task):
         sizes = {len(example.texts) - 1 for example in examples}
         is_together = len(sizes) == 1 and max(sizes) <= _MAX_GROUP
         features = Features(choices=sizes.pop() if is_together else 1)
-        room = max_text_tokens(2, model, longest_sequence(model, max_length))
+        longest = longest_sequence(model, max_length)
         for index, example in enumerate(examples):
             query, *passages = example.texts
             labels = np.full(len(passages), np.nan, np.float32)
@@ -221,10 +221,10 @@ class Reranker(Task):
                 labels[:] = example.label[: len(passages)]
             sequences = []
             for passage in passages:
-                pair = [ids[query], ids[passage]]
-                kept = truncate(pair, room)
-                features.truncated += sum(map(len, kept)) < sum(map(len, pair))
-                sequences.append(build_sequence(kept, tokenizer, model))
+                pair = ids[query], ids[passage]
+                sequence, second_start, is_truncated = join(pair, tokenizer, model, longest)
+                sequences.append((sequence, second_start))
+                features.truncated += is_truncated
             count = features.choices
             for start in range(0, len(passages), count):
                 part = slice(start, start + count)

@@ -23,6 +23,15 @@ def build_sequence(
     return np.array(ids, np.int32), second_start
 
 
+def join(
+    texts: Sequence[Sequence[int]], tokenizer: Tokenizer, model: ModelConfig, max_length: int
+) -> tuple[np.ndarray, int, bool]:
+    """Return `build_sequence` of texts truncated to `max_length`, and whether they were."""
+    kept = truncate(texts, max_text_tokens(len(texts), model, max_length))
+    is_truncated = sum(map(len, kept)) < sum(map(len, texts))
+    return *build_sequence(kept, tokenizer, model), is_truncated
+
+
 def max_text_tokens(texts: int, model: ModelConfig, max_length: int) -> int:
     """Return how many tokens one or two texts may have in a sequence of `max_length`."""
     return max_length - 2 - num_separators(model) * (texts - 1)

@@ -24,17 +24,13 @@ _OUTSIDE = "O"  # the tag of a word of no entity
 _PREFIXES = ("B-", "I-", "E-", "S-")  # of the tags that seqeval reads
 
 
-class BertForTokenClassification(TaskModel):
-    """Scores of every token, [B, L, N]."""
-
-
 class TokenClassification(Task):
     """Each word has a tag, predicted at its first token (Devlin et al. 2019, section 5.3).
 
     A long sentence is read in windows. A word in several counts in the loss of each.
     """
 
-    model_class = BertForTokenClassification
+    model_class = TaskModel
     transformers_class = "ForTokenClassification"
     file_suffixes = (".conll",)
     pipeline_tag = "token-classification"

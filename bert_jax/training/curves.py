@@ -1,11 +1,13 @@
 """`curves.png` of a run: its losses and scores by step, beside scores that need no model."""
 
-import os
+import io
 import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from bert_jax.storage import json_files
 
 _COUNTERS = ("step", "epoch", "sequences", "tokens", "seconds")
 _NOT_DRAWN = {*_COUNTERS, "split", "token_share", "sequences_per_second", "tokens_per_second"}
@@ -110,11 +112,16 @@ def draw(
     figure.suptitle(_printable(name))
     handles = [drawn[label] for label in _STYLES if label in drawn]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(_STYLES))
-    temporary = path.with_suffix(".tmp")
+    save_figure(figure, path)
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure of Matplotlib as a PNG, in which letters that its font lacks are boxes."""
+    image = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
-        figure.savefig(temporary, format="png", dpi=120)
-    os.replace(temporary, path)
+        figure.savefig(image, format="png", dpi=120)
+    json_files.write_bytes(path, image.getvalue())
 
 
 def _printable(name: str) -> str:

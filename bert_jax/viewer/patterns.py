@@ -19,7 +19,7 @@ from bert_jax.inference.loading import LoadedModel
 from bert_jax.inference.runner import Sequences, apply, chunks
 from bert_jax.inference.tokenization import each_text, sequences_of, warn_truncated
 from bert_jax.models.architecture import make_encoder
-from bert_jax.tasks.sequences import build_sequence, max_text_tokens, truncate
+from bert_jax.tasks.sequences import join
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.viewer import page
 
@@ -183,10 +183,9 @@ def _sequences(model: LoadedModel, texts: Sequence[str | tuple[str, str]]) -> tu
         tokens = [next(encoded) for _ in column]
         if not all(map(len, tokens)):
             continue
-        room = max_text_tokens(len(tokens), config, config.max_position_embeddings)
-        kept = truncate(tokens, room)
-        num_truncated += sum(map(len, kept)) < sum(map(len, tokens))
-        sequence, second_start = build_sequence(kept, model.tokenizer, config)
+        longest = config.max_position_embeddings
+        sequence, second_start, is_truncated = join(tokens, model.tokenizer, config, longest)
+        num_truncated += is_truncated
         token_ids.append(sequence)
         second_starts.append(second_start)
     column = np.array(second_starts, np.int32)

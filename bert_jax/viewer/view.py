@@ -18,7 +18,7 @@ from bert_jax.inference.predictions import predict_texts
 from bert_jax.inference.tokenization import sequences_of, warn_text_truncated
 from bert_jax.models.architecture import architecture
 from bert_jax.models.positions import position_kind
-from bert_jax.tasks.sequences import build_sequence, max_text_tokens, truncate
+from bert_jax.tasks.sequences import join
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.viewer import page, patterns
 from bert_jax.viewer.patterns import Patterns
@@ -112,15 +112,14 @@ def view(model: LoadedModel, texts: Sequence[str]) -> AttentionView:
     encoded = [tokenizer.encode_with_masks(text) for text in texts]
     if not all(encoded):
         raise UserError("a text is empty; give one with words")
-    room = max_text_tokens(len(texts), config, config.max_position_embeddings)
-    kept = truncate(encoded, room)
-    input_ids, second_start = build_sequence(kept, tokenizer, config)
+    longest = config.max_position_embeddings
+    input_ids, second_start, is_truncated = join(encoded, tokenizer, config, longest)
     count = len(input_ids)
     check_size(config, count, num_texts=1)
     masked = np.flatnonzero(input_ids == tokenizer.mask_id)
     if masked.size:
         masked_lm.check_head(model)
-    if kept != encoded:
+    if is_truncated:
         warn_text_truncated(count)
     output = encoder_output(
         model,
@@ -144,7 +143,7 @@ def view(model: LoadedModel, texts: Sequence[str]) -> AttentionView:
         hidden_states=states,
         guesses=masked_lm.guesses_by_layer(model, states, masked) if masked.size else {},
         prediction=predict_texts(model, texts),
-        is_truncated=kept != encoded,
+        is_truncated=is_truncated,
     )
 
 

@@ -43,7 +43,7 @@ def test_every_token_is_in_a_window_and_no_window_is_too_long(wordpiece, count, 
         covered += list(sequence[1 + end - start : -1]) if number else list(sequence[1:-1])
         end = start + len(sequence) - 2
     assert covered == ids[: longest - 2]
-    assert sum(found.spans) == pytest.approx(1)
+    assert found.spans == [(number, len(found)) for number in range(len(found))]
     assert found.labels == [1] * len(found)
     assert found.windowed == (len(found) > 1) == (min(count, longest - 2) > POSITIONS - 2)
     assert found.truncated == (count > longest - 2)

@@ -15,7 +15,7 @@ from helpers import model_config, refused
 from bert_jax.config import OptimizerConfig, Phase, TrainConfig
 from bert_jax.config.schedule import make_rate_schedule, make_schedule
 from bert_jax.config.validation import validate
-from bert_jax.tasks.classification import BertForSequenceClassification
+from bert_jax.models.heads import SequenceScores
 from bert_jax.training.optimizer import (
     decayed,
     layer_rates,
@@ -260,7 +260,7 @@ def test_stable_adamw_agrees_with_numpy():
 )
 def test_each_layer_has_a_lower_rate_than_the_one_above(kind, highest):
     """Heads, and what is between them and the layers, are above all."""
-    model = BertForSequenceClassification(model_config(model_type=kind), num_labels=2)
+    model = SequenceScores(model_config(model_type=kind), num_labels=2)
     shapes = nn.unbox(jax.eval_shape(model.init_params, jax.random.key(0)))
     rates = traverse_util.flatten_dict(layer_rates(shapes, 0.5), sep="/")
     found: dict[float, set[str]] = {}

@@ -12,12 +12,11 @@ from bert_jax.batches.buckets import Batcher, BucketedBatches, Features
 from bert_jax.distributed.mesh import compile_step, make_mesh, replicated_layout
 from bert_jax.models.heads import SequenceScores
 from bert_jax.objectives.labels import LabelsObjective
-from bert_jax.tasks.classification import BertForSequenceClassification
 from bert_jax.tasks.question_answering import BertForQuestionAnswering
 from bert_jax.training.step import PREDICT_OUTPUTS, make_predict_step
 
 HEADS = {
-    "regression": (BertForSequenceClassification, 1),
+    "regression": (SequenceScores, 1),
     "spans": (BertForQuestionAnswering, 2),
     "choices": (SequenceScores, 1),
 }
