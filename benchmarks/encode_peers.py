@@ -249,7 +249,9 @@ def main() -> None:
     write_models(args.output, args.layers, args.size)
     if any(peer.startswith("onnx") for peer in chosen):
         write_onnx(args.output)
-    print(record.heading(["jax", "torch", "sentence-transformers", "onnxruntime"], {}))
+    peers = {peer.partition("-float")[0].partition("-int")[0] for peer in chosen - {BERT_JAX}}
+    packages = sorted({"onnxruntime" if peer == "onnx" else peer for peer in peers})
+    print(record.heading(["jax", "torch", *packages], {}))
     jobs = [(task, peer) for task, peers in PEERS.items() for peer in peers if peer in chosen]
     workers = [Worker(args.output, task, peer, args.dtype) for task, peer in jobs]
     print("| | tokens | texts/s | bert-jax is faster by | difference |\n|---|---|---|---|---|")
@@ -264,17 +266,20 @@ def measure(workers: list[Worker], args: argparse.Namespace, length: int) -> lis
     """Print the rows of a length, and return them; a worker that fails is dropped."""
     count = args.tokens // length
     first: dict[Worker, np.ndarray] = {}
-    for worker in list(workers):  # which also compiles
-        try:
-            first[worker] = worker.turn(count, length)[1]
-        except PeerError as error:
-            print(f"{worker.task}, {worker.peer}: {error}", file=sys.stderr, flush=True)
-            workers.remove(worker)
-            worker.end()
     times: dict[Worker, list[float]] = {worker: [] for worker in workers}
-    for _ in range(args.rounds):
-        for worker in workers:
-            times[worker].append(worker.turn(count, length)[0])
+    for number in range(args.rounds + 1):
+        for worker in list(workers):
+            try:
+                seconds, vector = worker.turn(count, length)
+            except PeerError as error:
+                if worker.peer == BERT_JAX:
+                    raise
+                print(f"{worker.task}, {worker.peer}: {error}", file=sys.stderr, flush=True)
+                workers.remove(worker)
+                worker.end()
+                continue
+            first.setdefault(worker, vector)
+            times[worker] += [seconds] if number else []  # the first also compiles
     ours = {worker.task: worker for worker in workers if worker.peer == BERT_JAX}
     rows = []
     for worker in workers:

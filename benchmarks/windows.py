@@ -9,7 +9,6 @@ a layer of ModernBERT-base and 16,384 tokens in bfloat16. The forms take turns.
 
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -21,21 +20,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import record
 
-from bert_jax.config import ModelConfig
 from bert_jax.models import attention
 from bert_jax.models.attention import AttentionMask
+from bert_jax.models.fused_attention import fused_attention
+from bert_jax.models.modernbert import ModernBertConfig
 from bert_jax.objectives.masked_lm import BertForMaskedLM
 from bert_jax.planning.topology import read_topologies
 
 ROUNDS = 11
-MODERNBERT = partial(
-    ModelConfig,
-    model_type="modernbert",
-    position_embedding_type="rotary",
-    type_vocab_size=1,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
-)
 
 
 def masked(config, projected, mask, key):
@@ -43,12 +35,19 @@ def masked(config, projected, mask, key):
     return attention.plain_attention(config, projected, mask, key)[0]
 
 
+def fused(config, projected, mask, key):
+    """Returns the context by the device's kernel."""
+    return fused_attention(
+        config, projected, mask.segment_ids, window=mask.window, packed=mask.packed
+    )
+
+
 FORMS = {"blocks": attention.local_attention, "masked": masked}
 
 
 def compile_step(form: str, length: int):
     """Returns the compiled loss and gradient by the parameters, and the parameters."""
-    config = MODERNBERT(
+    config = ModernBertConfig(
         vocab_size=4096,
         hidden_size=256,
         num_attention_heads=4,
@@ -90,17 +89,17 @@ def on_this_cpu() -> None:
 
 def on_a_tpu(name: str) -> None:
     """Prints the temporary memory of forward and backward pass, without a TPU."""
-    (topology,) = read_topologies(name)
+    (topology,) = read_topologies(name, compiles=True)
     mesh = jax.sharding.Mesh(np.array(topology.devices[:1]), ("data",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     print("| length | layer | form | temporaries, MB |\n|---|---|---|---|")
     for length in (1024, 8192):
-        config = MODERNBERT(max_position_embeddings=length)
+        config = ModernBertConfig(max_position_embeddings=length)
         shape = (16384 // length, length)
         ids = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding)
         x = jax.ShapeDtypeStruct((*shape, 768), jnp.bfloat16, sharding=sharding)
         for window in (0, 64):
-            forms = {"fused": attention.fused_attention, "masked": masked}
+            forms = {"fused": fused, "masked": masked}
             for form, function in (forms | FORMS if window else forms).items():
 
                 def pull(ids, *x, function=function, window=window, config=config):
@@ -117,5 +116,7 @@ def on_a_tpu(name: str) -> None:
 
 
 if __name__ == "__main__":
+    if {"-h", "--help"} & {*sys.argv[1:]}:
+        sys.exit(__doc__)
     print(record.heading(("jax", "jaxlib"), {}))
     on_a_tpu(sys.argv[1]) if sys.argv[1:] else on_this_cpu()

@@ -41,10 +41,11 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
         raise UserError(f"--phase {args.phase}: the config has phases 1 to {count}")
     if config.parallel.mode == "pmap":
         raise UserError("parallel.mode pmap is not measured; set it to mesh")
-    if args.profile:
+    folder = on_disk(args.profile) if args.profile else None
+    if folder:
         try:
-            on_disk(args.profile).mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=args.profile).close()
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
             raise UserError(
                 f"--profile={args.profile} cannot be written ({error.strerror}); "
@@ -60,6 +61,6 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
             stage,
             steps=args.steps,
             seconds=args.seconds,
-            trace_folder=args.profile,
+            trace_folder=folder and str(folder),
         )
     print(json.dumps(result, indent=2) if args.json else benchmark.as_text(result, name))

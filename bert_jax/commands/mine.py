@@ -10,7 +10,7 @@ printed has the flags that train on them.
 
 import argparse
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from bert_jax import console
@@ -53,7 +53,7 @@ def _nearest_others(
     most = count + max(map(len, others))
     while True:
         found = [
-            list(dict.fromkeys(hit.text for hit in hits if _plain(hit.text) not in own))[:count]
+            _distinct(hit.text for hit in hits if _plain(hit.text) not in own)[:count]
             for hits, own in zip(index.search(queries, most), others, strict=True)
         ]
         if most >= len(index) or all(len(texts) == count for texts in found):
@@ -113,7 +113,7 @@ def _write(
         for query, own, texts in zip(asked, relevant, nearest, strict=True):
             # Those of the file first, which somebody has judged.
             known = [text for text, value in judged[query].items() if not value]
-            chosen = list(dict.fromkeys([*known, *texts[skip:]]))[:negatives]
+            chosen = _distinct([*known, *texts[skip:]])[:negatives]
             if len(chosen) < negatives:
                 raise UserError(
                     f"the index has {console.counted(len(chosen), 'negative')} for {query!r}, of "
@@ -126,6 +126,14 @@ def _write(
                 count += 1
         console.advance(start + len(asked), len(queries))
     return count
+
+
+def _distinct(texts: Iterable[str]) -> list[str]:
+    """Return the first of texts that differ only in white space."""
+    found: dict[str, str] = {}
+    for text in texts:
+        found.setdefault(_plain(text), text)
+    return [*found.values()]
 
 
 def _plain(text: str) -> str:

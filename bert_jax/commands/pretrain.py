@@ -67,6 +67,17 @@ def _check_minutes(args: argparse.Namespace, recipe: Recipe) -> None:
         "--minutes and --config.steps both say how long to train",
         fix="give one of them",
     )
+    starts = [phase.start for phase in recipe.config.data.phases]
+    fields = {
+        "data.phases": any(start >= 1 for start in starts),
+        "data.length_warmup_fraction": recipe.config.data.length_warmup_fraction >= 1,
+    }
+    in_steps = next((name for name, has in fields.items() if has and name in recipe.fields), None)
+    refuse(
+        in_steps,
+        f"{in_steps} is in steps, and --minutes finds out how many there are",
+        fix="give a share of them, such as 0.9",
+    )
     refuse(
         args.fork,
         "--minutes begins a schedule of its own, and --fork continues that of another run",

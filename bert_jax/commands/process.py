@@ -171,7 +171,8 @@ def _fit(recipe: Recipe, minutes: float, init: str | None) -> "TrainConfig":
         fix="give --config.steps on several",
     )
     config = recipe.config
-    validate(config)
+    # Not of the recipe's steps: the user's warm-up may be longer.
+    validate(dataclasses.replace(config, steps=time_budget.MOST_STEPS))
     mixture.check_sources(config.data)
     if init:  # the steps that are timed are those of its model
         model = origin.model_config(load(init), config.model, recipe.fields)

@@ -20,7 +20,7 @@ _SHOWN = 160  # characters of a text
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.flags = {"top_k": "--top-k", "candidates": "--candidates"}
+    parser.flags = {"top_k is": "--top-k is", "candidates is": "--candidates is"}
     add = parser.add_argument
     add("index", metavar="INDEX", help="what `bert-jax index` wrote")
     what = 'such as "how to remove a file"; - for stdin, one a line'

@@ -12,7 +12,7 @@ from typing import Any
 from bert_jax import console
 from bert_jax.errors import UserError
 from bert_jax.storage import daemon_thread
-from bert_jax.text.files import STDIN, check_readable
+from bert_jax.text.files import STDIN, existing
 from bert_jax.text.records import text_lines
 
 _MOST = 256  # lines that are read ahead
@@ -34,7 +34,7 @@ def numbered(source: str, *, with_empty: bool = False) -> Iterator[tuple[str, st
     if source == STDIN and os.isatty(0):
         print("reading texts from the terminal, one a line; Ctrl-D ends", file=sys.stderr)
     if source != STDIN:
-        check_readable(source, source, "give a file with a text a line, or - for stdin")
+        source = str(existing(source, "give a file with a text a line, or - for stdin"))
 
     def lines() -> Iterator[tuple[str, str]]:
         size = 0 if source == STDIN else os.stat(source).st_size

@@ -27,9 +27,14 @@ _LIBRARIES = {"attention": r"cudnn", MATMULS: r"^nvjet|cublas|cutlass|gemm"}
 _LOOKUPS = {"gather", "scatter", "dynamic-slice", "dynamic-update-slice", "sort"}
 _COPIES = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "copy", "transpose"}
 _COPIES |= {"reshape", "broadcast", "slice", "concatenate", "pad", "convert", "iota"}
+_INLINED = {"fusion", "call"}  # one operation of what the computation that they name has
+_LOOPS = {"while", "conditional"}  # whose bodies have operations of their own in a trace
+_PARTS = {"gather", "dynamic-slice", "slice"}  # which read a part of their first operand
+# Which replace a part of their first operand, with the number of the operand that is the part.
+_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 _BYTES = {"pred": 1, "bf16": 2, "f16": 2, "f64": 8, "s64": 8, "u64": 8, "s8": 1, "u8": 1}
 _ARRAY = re.compile(r"\b(pred|bf16|[fsu]\d+)\[([\d,]*)\]")
-_INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.-]+) = (.*?) ([a-z][\w-]*)\(([^)]*)\)(.*)")
+_INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.-]+) = (.*?) ([a-z][\w-]*)\(([^)]*)\)(.*)")
 _SCOPE = re.compile(r'op_name="([^"]*)"')
 _CALLED = re.compile(r"(?:calls|to_apply|body)=%?([\w.-]+)")
 
@@ -47,6 +52,10 @@ class _Instruction(NamedTuple):
     operands: Sequence[str]
     scopes: str  # "jit(train_step)/…"
     called: Sequence[str]  # computations
+    is_root: bool
+
+
+_Instructions = Mapping[str, _Instruction]  # of a computation, by name
 
 
 class Interval(NamedTuple):
@@ -66,7 +75,7 @@ def operations(program: str) -> dict[str, Operation]:
             name = line.removeprefix("ENTRY ").lstrip("%").split(" ")[0]
             current = computations[name] = {}
         elif match := _INSTRUCTION.match(line):
-            name, shape, opcode, operands, rest = match.groups()
+            root, name, shape, opcode, operands, rest = match.groups()
             scope = _SCOPE.search(rest)
             current[name] = _Instruction(
                 opcode=opcode,
@@ -74,6 +83,7 @@ def operations(program: str) -> dict[str, Operation]:
                 operands=re.findall(r"%([\w.-]+)", operands),
                 scopes=scope[1] if scope else "",
                 called=_CALLED.findall(rest),
+                is_root=bool(root),
             )
 
     def opcodes(instruction: _Instruction) -> set[str]:
@@ -83,9 +93,48 @@ def operations(program: str) -> dict[str, Operation]:
     found = {}
     for instructions in computations.values():
         for name, each in instructions.items():
-            read = sum(instructions[x].size for x in each.operands if x in instructions)
-            found[name] = Operation(_kind(opcodes(each), each.scopes), read + each.size)
+            inner = computations[each.called[0]] if each.opcode in _INLINED else None
+            size = _moved(name, instructions, inner)
+            found[name] = Operation(_kind(opcodes(each), each.scopes), size)
     return found
+
+
+def _moved(name: str, instructions: _Instructions, inner: _Instructions | None) -> int:
+    """Return the bytes that an operation reads and writes; `inner` is what a fusion is of."""
+    each = instructions[name]
+    if each.opcode in _LOOPS:
+        return 0
+    if inner is None:
+        alone = {operand: instructions[operand] for operand in each.operands} | {name: each}
+        read = sum(_read(operand, alone) for operand in each.operands)
+        return read + _written(name, instructions)
+    read = sum(_read(n, inner) for n, of in inner.items() if of.opcode == "parameter")
+    return read + sum(_written(n, inner) for n, of in inner.items() if of.is_root)
+
+
+def _read(name: str, instructions: _Instructions) -> int:
+    """Return the bytes of a value that those instructions read which use it."""
+    total = 0
+    for user, each in instructions.items():
+        if name not in each.operands:
+            continue
+        if each.opcode == "bitcast":
+            total += _read(user, instructions)
+        elif name == each.operands[0] and each.opcode in _PARTS:
+            total += each.size
+        elif name != each.operands[0] or each.opcode not in _UPDATES:
+            return instructions[name].size
+    return total
+
+
+def _written(name: str, instructions: _Instructions) -> int:
+    """Return the bytes that the result of an instruction writes."""
+    each = instructions[name]
+    if each.opcode in _UPDATES:
+        return instructions[each.operands[_UPDATES[each.opcode]]].size
+    if each.opcode in ("bitcast", "tuple"):
+        return sum(_written(operand, instructions) for operand in each.operands)
+    return each.size
 
 
 def _size(shape: str) -> int:

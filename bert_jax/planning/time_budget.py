@@ -36,6 +36,7 @@ FITTED = (
     *("model.hidden_size", "model.intermediate_size", "model.num_attention_heads"),
     *(*_IN_STEPS, "data.phases"),
 )
+MOST_STEPS = (1 << 31) - 1  # of a config whose steps are not known yet; shares of them are
 _LARGEST_SHARE = 0.999  # from 1 on, a share is a number of steps
 _EVALUATIONS, _LOGS = 5, 20  # of a run
 _EVALUATED = 50  # sequences that are trained on for each held-out one
@@ -65,6 +66,7 @@ def fit(
       UserError: the minutes are too few to compile the step.
     """
     config, started = _with_shares(config, kept), time.monotonic()
+    config.steps = MOST_STEPS
     while True:
         seconds, compile_seconds = _measure(config)
         spent = time.monotonic() - started  # in timing steps

@@ -36,7 +36,7 @@ function openHeads(panel) {
       onblur: () => point(null),
       onclick: () => change({ [name]: state[name] === i ? null : i, [other]: null }),
       onkeydown: (event) => press(event, i),
-    }, say(token), h("span", { class: "percent" }), h("span", { class: "bar", "aria-hidden": true })));
+    }, say(token), h("span", { class: "percent" }), h("span", { class: "bar", "aria-hidden": "true" })));
     rove(items, { start: state[name] ?? 0, onfocus: (i) => point({ [name]: i }) });
     const label = kind === "query" ? "Queries: tokens that look" : "Keys: tokens that are looked at";
     items.list = h("ul", { class: `column ${kind}`, role: "listbox", "aria-label": label }, ...items);
@@ -190,7 +190,7 @@ function openHeads(panel) {
     h("div", { class: "heads", style: `--row: ${row}px; --gap: ${gap}px; --token: ${widest}ch` },
       h("p", { class: "caption" }, "Queries look …"), h("span"),
       h("p", { class: "caption" }, "… at keys"), queries.list,
-      h("div", { class: "lines", "aria-hidden": true }, background, foreground), keys.list),
+      h("div", { class: "lines", "aria-hidden": "true" }, background, foreground), keys.list),
     readout);
 
   return (loaded) => {

@@ -118,11 +118,11 @@ function heatMap({ rows, columns, size, label, describe, readout, hint, onpick, 
 /** Return the names along a side of a heat map. */
 function axis(names, side) {
   const isShort = names.every((name) => name.length < 3);
-  return h("div", { class: `names ${side} ${isShort ? "short" : ""}`, "aria-hidden": true },
+  return h("div", { class: `names ${side} ${isShort ? "short" : ""}`, "aria-hidden": "true" },
     ...names.map((name) => h("span", {}, say(name))));
 }
 
-const tip = h("div", { class: "tip", "aria-hidden": true, hidden: true });
+const tip = h("div", { class: "tip", "aria-hidden": "true", hidden: true });
 
 /** Show nodes beside the pointer. */
 function showTip(event, nodes) {

@@ -103,7 +103,8 @@ const number = (x, digits = 2) => x.toFixed(digits).replace("-", "−");
 
 // ---------------------------------------------------------------- elements
 
-/** Return an element with attributes, "on…" listeners and children; strings are never markup. */
+/** Return an element with attributes, "on…" listeners and children; strings are never markup.
+ *  True is an attribute without a value, so that of "aria-…" is "true" in quotes. */
 function h(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {

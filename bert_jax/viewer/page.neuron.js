@@ -17,7 +17,7 @@ function openNeuron(panel) {
     ["scaled", `÷ √${headSize}`, "the scaled score"],
     ["softmax", "softmax", "computed in this page"],
   ].filter(([name]) => hasPositionScores || name !== "position");
-  const bands = () => h("div", { class: "bands", "aria-hidden": true },
+  const bands = () => h("div", { class: "bands", "aria-hidden": "true" },
     ...["q", "k", "q × k"].map((name) => h("span", {}, name)));
   const rows = tokens.map((token, key) => h("tr", {
     onpointerenter: () => explain(key), onkeydown: (event) => walk(event, key),

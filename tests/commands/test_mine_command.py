@@ -46,15 +46,20 @@ def test_negatives_are_the_nearest_texts_that_are_not_relevant(index, bert_jax_m
     assert last["negative1"] == rows[-1]["negative2"]
 
 
-def test_neither_the_query_nor_the_passage_with_other_spaces_is_a_negative(
+def test_texts_that_differ_in_spaces_alone_are_the_same(
     tiny_bert, tmp_path, monkeypatch, bert_jax_main
 ):
     monkeypatch.chdir(tmp_path)
     tiny_bert.save("bert")
-    Index.build("bert", output="my.index", texts=["river", "the  bank ", "head", "head"])
-    (tmp_path / "pairs.tsv").write_text("query\tpassage\nriver\tthe bank\n")
-    bert_jax_main("mine", "pairs.tsv", "my.index", "--output=a.jsonl", "--negatives=1")
-    assert json.loads((tmp_path / "a.jsonl").read_text())["negative1"] == "head"
+    texts = ["river", "the  bank ", "a head", "a  head", "head"]
+    Index.build("bert", output="my.index", texts=texts)
+    rows = ["query\tpassage\tlabel", "river\tthe bank\t1", "river\ta   head\t0"]
+    (tmp_path / "pairs.tsv").write_text("\n".join(rows) + "\n")
+    bert_jax_main("mine", "pairs.tsv", "my.index", "--output=a.jsonl", "--negatives=2")
+    values = json.loads((tmp_path / "a.jsonl").read_text())
+    assert (values["negative1"], values["negative2"]) == ("a   head", "head")
+    with refused("the index has 2 negatives for 'river', of 3"):
+        bert_jax_main("mine", "pairs.tsv", "my.index", "--output=b.jsonl", "--negatives=3")
 
 
 def test_mistakes(index, bert_jax_main, tmp_path):

@@ -82,6 +82,7 @@ def test_a_checkpoint_that_has_moved(folder, tiny_run, tmp_path, bert_jax_main):
         ("search my.index", "the following arguments are required: QUERY"),
         ("search my.index the bank", "'bank' is one word too many; put quotes around text"),
         ("search my.index bank --top-k=0", "--top-k is 0; give a whole number"),
+        ("search candidates bank", "candidates is no index; build one by"),
         ("search my.index bank --top-k=x", "argument --top-k: invalid int value: 'x'"),
     ],
 )

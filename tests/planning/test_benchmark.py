@@ -11,7 +11,7 @@ from bert_jax.commands import benchmark as command
 from bert_jax.commands.flags import Recipe
 from bert_jax.config import DataConfig, ParallelConfig, TrainConfig
 from bert_jax.config.schedule import make_schedule
-from bert_jax.errors import TrainingError
+from bert_jax.errors import TrainingError, UserError
 from bert_jax.planning import benchmark
 
 STEPS = 4
@@ -112,6 +112,22 @@ def test_no_text_is_needed(run, one_device):
 def test_what_is_refused(config, words, key_words, run):
     with refused(key_words):
         run(config, *words)
+
+
+def test_a_trace_is_written_to_the_home_folder(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    folders = []
+
+    def measure(*_, trace_folder, **options):
+        folders.append(trace_folder)
+        raise UserError("measured")
+
+    monkeypatch.setattr("bert_jax.planning.benchmark.measure", measure)
+    with refused("measured"):
+        run(TrainConfig(), "--profile=~/trace")
+    assert folders == [str(tmp_path / "trace")]
+    assert [path.name for path in tmp_path.iterdir()] == ["trace"]
 
 
 class Result:

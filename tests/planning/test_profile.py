@@ -1,5 +1,7 @@
 """Where the time of a step goes: kinds of operations, and their shares of a trace."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -27,6 +29,30 @@ def test_kinds_and_bytes_of_a_compiled_program():
     assert 4 * (48 * 32 + 32 * 16 + 48 * 16) in kinds[MATMULS]
     assert {"softmax", "normalization", MATMULS} <= kinds.keys()
     assert not {"optimizer", "dropout", "communication"} & kinds.keys()
+
+
+def test_a_lookup_moves_what_it_reads_and_a_loop_only_what_its_body_does():
+    table, rows = 4 * 5000 * 96, 4 * 40 * 96
+    lookup = jax.jit(lambda table, ids: table[ids] * 2).lower(
+        jnp.ones((5000, 96)), jnp.zeros(40, jnp.int32)
+    )
+    sizes = [each.size for each in operations(lookup.compile().as_text()).values()]
+    assert 2 * rows + 4 * 40 in sizes
+    assert not [size for size in sizes if size > 2 * table]
+
+    def layers(x, weights):
+        return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)[0]
+
+    weights, x = jnp.ones((8, 64, 64)), jnp.ones((32, 64))
+    gradient = jax.jit(jax.grad(lambda w, x: layers(x, w).sum())).lower(weights, x).compile()
+    found = operations(gradient.as_text())
+    in_loop = [each.size for name, each in found.items() if name.startswith("dynamic-slice")]
+    in_loop += [each.size for name, each in found.items() if "update-slice" in name]
+    assert in_loop
+    assert max(in_loop) < 4 * (2 * 64 * 64 + 32)  # of one layer
+    of_loops = re.findall(r"%([\w.-]+) = .* while\(", gradient.as_text())
+    assert of_loops
+    assert not any(found[name].size for name in of_loops)
 
 
 def test_collectives_are_communication():

@@ -1,5 +1,6 @@
 """`pretrain --minutes`: as many steps as the time has, of a smaller model where it is short."""
 
+import copy
 import json
 import shutil
 from functools import partial
@@ -101,6 +102,14 @@ def test_steps_are_timed(one_device):
     [
         (["--minutes=nan"], ["--minutes=nan is no time"]),
         (["--minutes=1", "--config.steps=3"], ["both say how long to train"]),
+        (
+            ["--minutes=1", "--config.data.length_warmup_fraction=500"],
+            ["--config.data.length_warmup_fraction is in steps", "give a share of them"],
+        ),
+        (
+            ["--minutes=1", '--config.data.phases=[{"start": 1000}]'],
+            ["--config.data.phases is in steps"],
+        ),
         (["--minutes=1", "--fork=run"], ["--minutes begins a schedule of its own"]),
         (["--minutes=1", "--config.data.source=no.txt"], ["no.txt does not exist"]),
     ],
@@ -166,6 +175,14 @@ def test_the_recipes_of_full_size_fit_few_minutes(name, speed, monkeypatch):
 def test_a_warmup_in_steps_that_the_user_has_set_is_kept(config, monkeypatch):
     use_speed(monkeypatch, 1e6)
     config.optimizer.warmup_fraction = 100.0
-    fit = partial(time_budget.fit, config, 1.0, keeps_size=True, keeps_batch=True)
+
+    def fit(config=config, minutes=1.0, **options):
+        return time_budget.fit(config, minutes, keeps_size=True, keeps_batch=True, **options)
+
     assert fit(kept=["optimizer.warmup_fraction"]).optimizer.warmup_fraction == 100
+    longer = copy.deepcopy(config)
+    longer.steps, longer.optimizer.warmup_fraction = 2000, 4000.0
+    fitted = fit(longer, 60.0, kept=["optimizer.warmup_fraction"])
+    assert fitted.optimizer.warmup_fraction == 4000 < fitted.steps
+    validate(fitted)
     assert fit().optimizer.warmup_fraction == pytest.approx(100 / config.steps)

@@ -181,11 +181,12 @@ def file(tmp_path):
 
 def test_the_command(tiny_run, tiny_bert, file, tmp_path, monkeypatch, bert_jax_main):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("patterns.html", "patterns.json"):
         (tmp_path / name).write_text("of an earlier run")
     warned = []
     monkeypatch.setattr(console, "warn", warned.append)
-    words = (tiny_run.checkpoint, f"--texts={file}", "--force")
+    words = (tiny_run.checkpoint, f"--texts=~/{file.name}", "--force")
     printed = bert_jax_main("attention", *words).splitlines()
     with pytest.warns(UserWarning, match="truncated"):
         expected = tiny_bert.attention_patterns([*TEXTS, "the " * 50])
