@@ -20,7 +20,6 @@ from bert_jax.inference.index import TextIndex
 from bert_jax.inference.loading import LoadedModel, load_model
 from bert_jax.inference.masked_lm import Guess, fill_masks
 from bert_jax.inference.predictions import Predictions, predict
-from bert_jax.inference.runner import chunks
 from bert_jax.inference.task_vectors import text_encoder
 from bert_jax.inference.tokenization import check_prompt, text_list, tokenize, warn_truncated
 from bert_jax.models.encoder import EncoderOutput
@@ -29,6 +28,7 @@ from bert_jax.retrieval.search import normalize
 from bert_jax.storage.paths import AnyPath
 from bert_jax.storage.replacement import replacing
 from bert_jax.tasks.base import UnknownColumns
+from bert_jax.text.memory import chunks
 from bert_jax.training import checkpoint
 from bert_jax.viewer.patterns import Patterns, survey
 from bert_jax.viewer.view import AttentionView, WordComparison, compare, view

@@ -82,7 +82,7 @@ def _stream() -> TextIO:
 
 def warn(text: str) -> None:
     """Print a warning, with its label in colour on a terminal."""
-    show(f"{coloured('warning', 33, _stream())}    {text}", Level.RESULTS)
+    show(f"{highlighted('warning', _stream())}    {text}", Level.RESULTS)
 
 
 @contextlib.contextmanager
@@ -101,10 +101,10 @@ def logging_kept() -> Iterator[None]:
         root.removeHandler(handler)
 
 
-def coloured(text: str, colour: int, stream: TextIO) -> str:
-    """Return a text in a colour, by its ANSI number, if the stream is a terminal that has any."""
+def highlighted(text: str, stream: TextIO) -> str:
+    """Return a text in yellow, if the stream is a terminal that has colours."""
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") in (None, "", "dumb")
-    return text if is_plain or not stream.isatty() else f"\x1b[{colour}m{text}\x1b[0m"
+    return text if is_plain or not stream.isatty() else f"\x1b[33m{text}\x1b[0m"
 
 
 def duration(seconds: float) -> str:

@@ -59,9 +59,9 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     if args.output:
         _check_output(args.output, is_by_token=args.pooling in ("tokens", "words"))
     lines = texts.numbered(args.file, with_empty=True)
-    from bert_jax.inference.runner import chunks
     from bert_jax.inference.task_vectors import text_encoder
     from bert_jax.inference.tokenization import check_prompt
+    from bert_jax.text.memory import chunks
 
     bert = process.load_checkpoint(args.checkpoint, args.dtype)
     check_prompt(bert, args.prompt)

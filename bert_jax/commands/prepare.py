@@ -281,7 +281,7 @@ def _load_tokenizer(args: argparse.Namespace) -> Any:
         tokenizer = tokenizer_loading.load(path, lowercase=lowercase)
         says_case = tokenizer.fingerprint == tokenizer_loading.load(path).fingerprint
         refuse(
-            args.cased and says_case and _lowers(tokenizer),
+            args.cased and says_case and tokenizer.lowers_case,
             f"--cased has no effect on {path}, which says itself that text becomes lower case",
             fix="leave it out",
         )
@@ -292,12 +292,6 @@ def _load_tokenizer(args: argparse.Namespace) -> Any:
     return tokenizer_loading.from_json(
         checkpoint.read_json(folder, "tokenizer"), f"{folder}/tokenizer"
     )
-
-
-def _lowers(tokenizer: Any) -> bool:
-    """Return whether upper case is read as lower case."""
-    upper, lower = map(list, tokenizer.encode(["A B", "a b"]))
-    return upper == lower
 
 
 @contextlib.contextmanager

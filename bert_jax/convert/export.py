@@ -15,7 +15,6 @@ from bert_jax.convert.huggingface import Exported
 from bert_jax.storage.paths import check_named
 from bert_jax.tasks import make_task
 from bert_jax.tasks.base import UnknownColumns
-from bert_jax.tasks.retrieval import EncodingTask
 
 # By what a text becomes.
 _SAVE = {
@@ -39,7 +38,7 @@ def export(
     name = str(path).removeprefix("hf:") if hub.is_name(path) else Path(path).name
     with hub.destination(path, force=force, private=private) as folder:
         if task and is_of_embeddings:
-            save = _SAVE[task.vectors_kind if isinstance(task, EncodingTask) else "dense"]
+            save = _SAVE[task.vectors_kind]
             exported = save(model, folder, task, max_length)
         else:
             exported = huggingface.save(

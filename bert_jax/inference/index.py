@@ -23,7 +23,6 @@ from bert_jax.errors import UserError, refuse
 from bert_jax.inference.embeddings import TextEncoder, embedding_identity
 from bert_jax.inference.loading import LoadedModel, load_model
 from bert_jax.inference.reranking import check_reranker, relevance
-from bert_jax.inference.runner import chunks
 from bert_jax.inference.task_vectors import RetrievalEncoder, kind_of_vectors, text_encoder
 from bert_jax.inference.tokenization import text_list, warn_truncated
 from bert_jax.retrieval import search
@@ -33,6 +32,7 @@ from bert_jax.storage.paths import AnyPath, absolute, as_path, on_disk
 from bert_jax.storage.replacement import replacing
 from bert_jax.text import builtin
 from bert_jax.text.files import existing
+from bert_jax.text.memory import chunks
 from bert_jax.text.records import read_records, reader
 
 _FORMAT = 1

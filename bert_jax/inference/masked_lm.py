@@ -86,7 +86,9 @@ def guesses_by_layer(
     check_head(model)
     if "generator" in model.params:
         return {}
-    step = model.runner.compile("masked LM head", functools.partial(_head_logits, model.model))
+    step = model.runner.compile(
+        "masked LM head", functools.partial(apply, model.model, method="mlm_logits")
+    )
     logits = model.runner.call(step, {"hidden": states[:, positions]})
     probabilities = _probabilities(model, logits)
     best = np.argsort(-probabilities)[..., :_GUESSES_BY_LAYER]
@@ -101,10 +103,6 @@ def guesses_by_layer(
 
 def _mlm_logits(module: nn.Module, params: Any, batch: Arrays) -> jax.Array:
     return apply(module, params, batch).mlm_logits
-
-
-def _head_logits(module: nn.Module, params: Any, batch: Arrays) -> jax.Array:
-    return apply(module, params, batch, method="mlm_logits")
 
 
 def _probabilities(model: LoadedModel, logits: np.ndarray) -> np.ndarray:

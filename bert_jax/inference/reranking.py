@@ -26,14 +26,10 @@ def relevance(
     """Return the score of each passage of each query.
 
     Args:
-      model: a reranker.
+      model: a reranker, as `check_reranker` says.
       queries: Q texts.
       passages: Q lists of texts, each of any length.
-
-    Raises:
-      UserError: the model is no reranker.
     """
-    check_reranker(model)
     pairs = [
         (query, passage) for query, own in zip(queries, passages, strict=True) for passage in own
     ]

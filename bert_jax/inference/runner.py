@@ -2,8 +2,7 @@
 
 import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from itertools import chain, pairwise
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -19,8 +18,6 @@ from bert_jax.errors import UserError
 _LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _LONG_MULTIPLE = 256
 _BATCH_TOKENS = 4096
-# Texts of a chunk are sorted by length, and their outputs are held in memory at once.
-_CHUNK_TEXTS, _CHUNK_CHARACTERS = 4096, 400_000
 
 # Runs a batch, and returns outputs on the devices.
 Step = Callable[[Batch], Any]
@@ -173,15 +170,16 @@ def _batches_of_tokens(
 def _run(
     step: Step, inputs: Inputs, batches: Iterable[tuple[np.ndarray, int]]
 ) -> Iterator[tuple[np.ndarray, Any]]:
-    def outputs() -> Iterator[tuple[np.ndarray, Any]]:
-        for indices, size in batches:
-            length = padded_length(int(inputs.lengths[indices].max()), inputs.max_length)
-            padded = np.pad(indices, (0, size - len(indices)), constant_values=FILL)
-            yield indices, step(inputs.batch(padded, length))
-
-    # In pairs, so that the device computes one batch while the host reads another.
-    for output, _ in pairwise(chain[Any](outputs(), [None])):
-        yield output
+    running = None
+    for indices, size in batches:
+        length = padded_length(int(inputs.lengths[indices].max()), inputs.max_length)
+        padded = np.pad(indices, (0, size - len(indices)), constant_values=FILL)
+        started = indices, step(inputs.batch(padded, length))
+        if running:  # the device computes this batch while the caller reads the one before
+            yield running
+        running = started
+    if running:
+        yield running
 
 
 def padded_length(length: int, max_length: int) -> int:
@@ -192,23 +190,3 @@ def padded_length(length: int, max_length: int) -> int:
     """
     rounded_up = -(-length // _LONG_MULTIPLE) * _LONG_MULTIPLE
     return min(next((each for each in _LENGTHS if each >= length), rounded_up), max_length)
-
-
-_Text = TypeVar("_Text")
-
-
-def chunks(texts: Iterable[_Text], length: Callable[[_Text], int] = len) -> Iterator[list[_Text]]:
-    """Yield some thousands of texts at a time, fewer where they are long.
-
-    `length` returns the characters of what is not a text by itself.
-    """
-    chunk: list[_Text] = []
-    characters = 0
-    for text in texts:
-        chunk.append(text)
-        characters += length(text)
-        if len(chunk) == _CHUNK_TEXTS or characters >= _CHUNK_CHARACTERS:
-            yield chunk
-            chunk, characters = [], 0
-    if chunk:
-        yield chunk

@@ -13,7 +13,7 @@ from bert_jax.inference.embeddings import TextEmbedding, TextEncoder
 from bert_jax.inference.loading import LoadedModel
 from bert_jax.inference.tokenization import own_prompt, warn_unknown
 from bert_jax.retrieval.search import check_count
-from bert_jax.tasks import make_task
+from bert_jax.tasks import make_task, task_class
 from bert_jax.tasks.retrieval import EncodingTask
 from bert_jax.tasks.sequences import make_batcher
 
@@ -85,8 +85,7 @@ def text_encoder(
 
 def kind_of_vectors(model: LoadedModel) -> str:
     """Return the name in `retrieval.vectors.KINDS` of what a text becomes by a model."""
-    task = make_task(model.task) if model.task else None
-    return task.vectors_kind if isinstance(task, EncodingTask) else "dense"
+    return task_class(model.task.kind).vectors_kind if model.task else "dense"
 
 
 def _as_array(vectors: Any) -> np.ndarray:

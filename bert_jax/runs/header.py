@@ -38,8 +38,7 @@ def attention(model: ModelConfig, mesh: Mesh, stages: Iterable[Stage], *, packed
 
 def case(tokenizer: Tokenizer) -> str:
     """Return that a tokenizer lower-cases text, which a store has decided for all its runs."""
-    upper, lower = map(list, tokenizer.encode(["A", "a"]))
-    return ", lower case" if upper == lower and tokenizer.unk_id not in upper else ""
+    return ", lower case" if tokenizer.lowers_case else ""
 
 
 def batch(stages: Iterable[Stage], microbatches: int) -> str:

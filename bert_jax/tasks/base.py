@@ -81,6 +81,7 @@ class Task(abc.ABC):
     # Tokens of a sequence, at most, where a model from elsewhere does not say it; None for as many
     # as it has positions.
     foreign_max_length: ClassVar[int | None] = None
+    vectors_kind: ClassVar[str] = "dense"  # what a text becomes, of `retrieval.vectors.KINDS`
     is_headless: ClassVar[bool] = False  # whether an encoder has scores before it is trained for it
     is_ranking_passages: ClassVar[bool] = False  # whether a query and a passage have a "score"
     has_quick_baselines: ClassVar[bool] = False  # shown without `compare`

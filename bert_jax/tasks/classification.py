@@ -44,9 +44,8 @@ class TextTask(Task):
     empty_is_missing: ClassVar[bool] = True  # an example with an empty label is not labelled
 
     def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
-        name, _, split = source.partition("@")
-        if name == "builtin":
-            for index, (text, area) in enumerate(builtin.docstring_areas(split or "train")):
+        if split := builtin.split_of(source):
+            for index, (text, area) in enumerate(builtin.docstring_areas(split)):
                 yield Record(f"{source} #{index}", {"texts": (text,), "label": area})
         elif self.config.glue:
             yield from glue.read(self.config.glue, source, data)

@@ -17,7 +17,7 @@ from bert_jax.config import DataFiles, FinetuneConfig, TaskConfig
 from bert_jax.errors import UserError, refuse
 from bert_jax.tasks import glue, make_task
 from bert_jax.tasks.base import Example, Task
-from bert_jax.text import memory
+from bert_jax.text import builtin, memory
 
 _RELABEL = "correct it, or give all in task.labels, and --config.new_head=True beside a head"
 _SPLIT_SEED = 0  # the same held-out examples for every seed of a run
@@ -110,8 +110,8 @@ def _sources(
                 f"data.{setting} is {getattr(data, setting)!r}, and {setting} is given too; leave "
                 "one"
             )
-    is_own = given_train is not None or (train and not _is_builtin(train))
-    if is_own and any(map(_is_builtin, evals.values())):
+    is_own = given_train is not None or (train and not builtin.split_of(train))
+    if is_own and any(map(builtin.split_of, evals.values())):
         raise UserError(
             f"data.eval is {data.eval}, the recipe's own examples, and the training examples are "
             "others; give a file, or none (--config.data.eval=none), which holds out a part of them"
@@ -137,11 +137,6 @@ def _sources(
     if not train:
         raise UserError("data.train is empty; give a file, or tfds:NAME@SPLIT")
     return train, evals, tests
-
-
-def _is_builtin(source: str) -> bool:
-    """Return whether a source is examples from Python's library."""
-    return source.partition("@")[0] == "builtin"
 
 
 def _name_of(source: Any, name: str) -> str:

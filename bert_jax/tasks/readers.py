@@ -40,10 +40,10 @@ def builtin_pairs(source: str) -> Iterator[Record] | None:
 
     The source is "builtin@train" or "builtin@eval".
     """
-    name, _, split = source.partition("@")
-    if name != "builtin":
+    split = builtin.split_of(source)
+    if not split:
         return None
-    pairs = enumerate(builtin.described(split or "train"))
+    pairs = enumerate(builtin.described(split))
     return (Record(f"{source} #{index}", {"texts": texts}) for index, texts in pairs)
 
 

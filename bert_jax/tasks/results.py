@@ -68,7 +68,7 @@ def is_worthless(rows: Sequence[Mapping[str, Any]]) -> bool:
 
 def no_better() -> str:
     """Return the mark of a baseline that a model does not beat."""
-    return console.coloured("no better than that", 33, sys.stdout)
+    return console.highlighted("no better than that", sys.stdout)
 
 
 def _row(name: str, scores: Mapping[str, Any], **more: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -116,9 +116,6 @@ class Retrieval(Task):
 
 class EncodingTask(Retrieval):
     """A task that encodes each text in a way of its own, other than to one dense vector."""
-
-    # What a text becomes, by its name in `retrieval.vectors.KINDS`.
-    vectors_kind: ClassVar[str]
 
     def longest_text(self, max_length: int, *, is_query: bool) -> int:
         """Return the most tokens of a text, where those of passages are `max_length`."""

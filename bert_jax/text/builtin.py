@@ -76,7 +76,6 @@ def described(split: str) -> list[tuple[str, str]]:
     docstring and, as the words of a description are often those of the name, sentences with a
     signature that is made up of their words.
     """
-    _check_split(split)
     files = [(name, list(_signatures(name, path.read_bytes()))) for name, path in _files()]
     public: dict[tuple[str, str], str] = {}
     for name, definitions in files:
@@ -116,14 +115,18 @@ def _sentences(text: str) -> list[str]:
     return [sentence for sentence in found if _MIN_CHARACTERS <= len(sentence) <= _MAX_CHARACTERS]
 
 
-def _check_split(split: str) -> None:
-    if split not in ("train", "eval"):
-        raise UserError(f"builtin@{split}: no such split; use builtin@train or builtin@eval")
+def split_of(source: str) -> str | None:
+    """Return the split that "builtin@SPLIT" names, "train" by default; None of another source."""
+    name, _, split = source.partition("@")
+    if name != "builtin":
+        return None
+    if split not in ("", "train", "eval"):
+        raise UserError(f"{source}: no such split; use builtin@train or builtin@eval")
+    return split or "train"
 
 
 def docstring_areas(split: str) -> list[tuple[str, str]]:
     """Return the docstrings of a split of the files, each on one line, with their module's area."""
-    _check_split(split)
     first_file: dict[str, str] = {}
     areas: dict[str, set[str]] = {}
     for name, docstrings in _library():

@@ -6,13 +6,14 @@ import json
 import math
 import os
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bert_jax.errors import UserError
 from bert_jax.text.records import Record, class_names, plain_value
 
+_Text = TypeVar("_Text")
 TEXTS = "texts.jsonl"  # the file of a workdir with the texts of its run
 
 
@@ -144,3 +145,30 @@ def rows(data: Any, name: str) -> Iterable[Any]:
     if as_format := getattr(data, "with_format", None):
         data = as_format(None)  # Python's own values
     return (class_names(dict(row), features) for row in data)
+
+
+def chunks(
+    texts: Iterable[_Text],
+    length: Callable[[_Text], int] = len,
+    *,
+    most: float = 4096,
+    most_characters: int = 400_000,
+) -> Iterator[list[_Text]]:
+    """Yield some thousands of texts at a time, fewer where they are long.
+
+    Args:
+      texts: or what has some.
+      length: returns the characters of one.
+      most: how many of them are in a list.
+      most_characters: with which a list ends.
+    """
+    chunk: list[_Text] = []
+    characters = 0
+    for text in texts:
+        chunk.append(text)
+        characters += length(text)
+        if len(chunk) == most or characters >= most_characters:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk

@@ -16,7 +16,7 @@ from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.storage import checksums, daemon_thread, json_files, locks
 from bert_jax.storage.locks import locked
-from bert_jax.text import store, tokenizer_loading, tokenizer_training
+from bert_jax.text import memory, store, tokenizer_loading, tokenizer_training
 from bert_jax.text.sources import Shard, Source, check_apart, merge_identities, open_source
 from bert_jax.text.store_writer import Document, StoreWriter
 from bert_jax.text.tokenizer import Tokenizer
@@ -192,18 +192,6 @@ def _documents(
         yield "eval", document
 
 
-def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    batch, characters = [], 0
-    for split, document in documents:
-        batch.append((split, document))
-        characters += sum(map(len, document))
-        if characters >= _BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
-
-
 def _read_ahead(batches: Iterator[list[Document]]) -> Iterator[list[Document]]:
     """Yield batches, of which the next is read meanwhile: tokenizers release the GIL."""
     with ThreadPoolExecutor(1) as reader:
@@ -218,7 +206,12 @@ def _tokenize(
 ) -> None:
     """Tokenize the documents that `progress.json` does not record yet, and complete the store."""
     writer = StoreWriter(folder)
-    batches = _batches(itertools.islice(documents, writer.num_documents, None))
+    batches = memory.chunks(
+        itertools.islice(documents, writer.num_documents, None),
+        lambda document: sum(map(len, document[1])),
+        most=math.inf,
+        most_characters=_BATCH_CHARACTERS,
+    )
     start_time, previous_characters = time.monotonic(), writer.num_characters
     size, has_warned = sum(source.size for source in sources), False
     with console.working("tokenizing", size, says_end=False) as work:

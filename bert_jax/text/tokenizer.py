@@ -91,6 +91,12 @@ class Tokenizer(abc.ABC):
         return self.is_continuation & ~is_word
 
     @property
+    def lowers_case(self) -> bool:
+        """Whether upper case is read as lower case; False where "A" is unknown."""
+        upper, lower = map(list, self.encode(["A", "a"]))
+        return upper == lower and self.unk_id not in upper
+
+    @property
     def fingerprint(self) -> str:
         """A hash of the tokenizer's files."""
         digest = hashlib.sha256(self.kind.encode())
@@ -174,7 +180,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     kind = "sentencepiece"
     _continuation = re.compile("(?!▁)")
-    _SPECIAL = (("<pad>", "[PAD]"), ("[CLS]", "<s>"), ("[SEP]", "</s>"), ("[MASK]", "<mask>"))
+    SPECIAL = (("<pad>", "[PAD]"), ("[CLS]", "<s>"), ("[SEP]", "</s>"), ("[MASK]", "<mask>"))
 
     def __init__(self, model: bytes):
         self._model = model
@@ -182,7 +188,7 @@ class SentencePieceTokenizer(Tokenizer):
         self._processor.LoadFromSerializedProto(model)  # which refuses an empty model
         tokens = [self._processor.id_to_piece(i) for i in range(self._processor.vocab_size())]
         special = []
-        for names in self._SPECIAL:
+        for names in self.SPECIAL:
             name = next((name for name in names if name in tokens), None)
             if name is None:
                 tokens.append(name := names[0])

@@ -7,13 +7,8 @@ import tokenizers
 from bert_jax.text.tokenizer import FastTokenizer, SentencePieceTokenizer
 
 # The names of padding, unknown text, [CLS], [SEP] and [MASK], those that are preferred first.
-_SPECIAL = (
-    ("<pad>", "[PAD]"),
-    ("<unk>", "[UNK]"),
-    ("[CLS]", "<s>"),
-    ("[SEP]", "</s>"),
-    ("[MASK]", "<mask>"),
-)
+_PAD, *_OTHERS = SentencePieceTokenizer.SPECIAL
+_SPECIAL = (_PAD, ("<unk>", "[UNK]"), *_OTHERS)
 
 
 class UnigramTokenizer(FastTokenizer):

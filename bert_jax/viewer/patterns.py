@@ -16,10 +16,11 @@ from jaxtyping import Array, Float, Int
 from bert_jax.console import counted
 from bert_jax.errors import UserError
 from bert_jax.inference.loading import LoadedModel
-from bert_jax.inference.runner import Sequences, apply, chunks
+from bert_jax.inference.runner import Sequences, apply
 from bert_jax.inference.tokenization import each_text, sequences_of, warn_truncated
 from bert_jax.models.architecture import make_encoder
 from bert_jax.tasks.sequences import join
+from bert_jax.text.memory import chunks
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.viewer import page
 

@@ -8,7 +8,7 @@ import command_lines
 import pytest
 from helpers import refused
 
-from bert_jax import Index
+from bert_jax import Index, UserError
 
 TEXTS = ["The river bank.", "A model reads the (small) token.", "the bank of the river", "head"]
 
@@ -82,7 +82,6 @@ def test_a_checkpoint_that_has_moved(folder, tiny_run, tmp_path, bert_jax_main):
         ("search my.index", "the following arguments are required: QUERY"),
         ("search my.index the bank", "'bank' is one word too many; put quotes around text"),
         ("search my.index bank --top-k=0", "--top-k is 0; give a whole number"),
-        ("search candidates bank", "candidates is no index; build one by"),
         ("search my.index bank --top-k=x", "argument --top-k: invalid int value: 'x'"),
     ],
 )
@@ -90,3 +89,8 @@ def test_mistakes(words, key_words, folder, tiny_run, bert_jax_main):
     words = [tiny_run.checkpoint if word == "RUN" else word for word in words.split()]
     with refused(key_words):
         bert_jax_main(*words)
+
+
+def test_a_message_names_a_folder_as_it_is(folder, bert_jax_main):
+    with pytest.raises(UserError, match=r"^candidates is no index; build one by"):
+        bert_jax_main("search", "candidates", "bank")

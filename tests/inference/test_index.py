@@ -2,6 +2,7 @@
 
 import dataclasses
 import fcntl
+import functools
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ from helpers import refused
 
 import bert_jax
 from bert_jax import Index, UserError
-from bert_jax.inference import index, runner
+from bert_jax.inference import index
 from bert_jax.storage import checksums, json_files, replacement
 from bert_jax.text import builtin
 
@@ -128,7 +129,7 @@ def test_a_model_of_another_folder_is_the_same_if_its_parameters_are(built, tiny
 
 
 def test_a_build_that_fails_leaves_nothing(tiny_bert, folder, monkeypatch):
-    monkeypatch.setattr(runner, "_CHUNK_TEXTS", 8)
+    monkeypatch.setattr(index, "chunks", functools.partial(index.chunks, most=8))
     embed, calls = index._embed, []
 
     def interrupted(encoder, texts):

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from bert_jax.batches.token_sequences import FILL, TokenSequences
 from bert_jax.inference import runner
-from bert_jax.inference.runner import Runner, Sequences, chunks, padded_length, run_batches
+from bert_jax.inference.runner import Runner, Sequences, padded_length, run_batches
+from bert_jax.text.memory import chunks
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=50)
 
@@ -83,19 +84,17 @@ def test_padded_lengths():
 
 
 @pytest.mark.parametrize(("size", "expected"), [(1, 4), (100, 3)])
-def test_chunks_are_bounded_and_lazy(monkeypatch, size, expected):
-    monkeypatch.setattr(runner, "_CHUNK_TEXTS", 4)
-    monkeypatch.setattr(runner, "_CHUNK_CHARACTERS", 300)
-    read = []
+def test_chunks_are_bounded_and_lazy(size, expected):
+    limits, read = {"most": 4, "most_characters": 300}, []
 
     def texts():
         for number in range(9):
             read.append(number)
             yield "a" * size
 
-    first, *others = chunks(texts())
+    first, *others = chunks(texts(), **limits)
     assert len(first) == expected
     assert sum(map(len, others)) == 9 - expected
     read.clear()
-    next(chunks(texts()))
+    next(chunks(texts(), **limits))
     assert len(read) == expected

@@ -119,7 +119,7 @@ UNKNOWN, HEAD = "the label 'c' is none of those of the training data", "head: a,
         (
             {"train": "ab.tsv"},
             {"task": TaskConfig("question_answering")},
-            ["task.kind is 'question_answering'", "write Question"],
+            ["task.kind is 'question_answering'", "QuestionAnsweringConfig(...)"],
         ),
         ({"train": "ab.tsv", "eval": "x=ab.tsv,y=builtin@eval"}, {}, ["builtin@eval", "eval=none"]),
         (

@@ -29,9 +29,10 @@ def test_both_splits_have_all_areas_and_no_text_is_in_both():
     assert len(set(texts)) == len(texts)
     assert all(len(text) >= 20 and text == " ".join(text.split()) for text in texts)
     sizes = [collections.Counter(area for _, area in split) for split in (train, held_out)]
-    for read in (builtin.docstring_areas, builtin.described):
-        with refused("builtin@test: no such split"):
-            read("test")
+    with refused("builtin@test: no such split"):
+        builtin.split_of("builtin@test")
+    assert [builtin.split_of(f"builtin{split}") for split in ("", "@eval")] == ["train", "eval"]
+    assert builtin.split_of("train.tsv") is None
     assert set(sizes[0]) == set(sizes[1]) == set(builtin._MODULES)
     for area, size in sizes[1].items():
         assert 0.1 < size / (size + sizes[0][area]) <= 0.2, area
