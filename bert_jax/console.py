@@ -187,7 +187,7 @@ class Work:
         return max(0.0, self.total - self.n) / done * seconds
 
     def begin_at(self, done: int) -> None:
-        """Note that so much is done, of which nothing says how long the rest takes."""
+        """Set what is done, and leave it out of the estimate of the time left."""
         self.n = self._first = done
         self._first_seconds = self.seconds()
 
@@ -248,7 +248,10 @@ def follow(text: str) -> None:
 
 
 def advance(done: int, total: int) -> None:
-    """Note how far the innermost work in progress is, if there is any; less is of its next part."""
+    """Set how far the innermost work is, if there is any.
+
+    A smaller number than before means that its next part has begun.
+    """
     if work := _OUTPUT.get(_DEFAULT).work:
         is_next_part = done < work.n
         work.n, work.total = done, total

@@ -50,8 +50,8 @@ class ReadBefore:
     Attributes:
       counted_from: the step that the run began with, from which it counts its own sequences.
       earlier: the sequences that were read by then.
-      shuffled_anew: the step of a fork to another text, by which that is shuffled: what the two
-        texts share then comes in another order. 0 is for a run that began by itself.
+      shuffled_anew: the step at which a run was forked to another text; 0 for none. It is part of
+        the shuffle's key, so that documents which both texts have come in another order.
     """
 
     counted_from: int = 0

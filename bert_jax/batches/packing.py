@@ -1,4 +1,4 @@
-"""Several sentence pairs in a sequence, by counts of equal sizes (Krell et al. 2021)."""
+"""Several sentence pairs in a sequence: best fit, by the histogram of sizes (Krell et al. 2021)."""
 
 import dataclasses
 from typing import NamedTuple
@@ -20,7 +20,7 @@ def max_pairs(length: int) -> int:
 
 
 def pack_sizes(counts: np.ndarray, length: int, limit: int) -> list[tuple[tuple[int, ...], int]]:
-    """Return the sizes of the pairs of a sequence, and how many sequences have them."""
+    """Return, for each kind of sequence, the sizes of its pairs and how many there are of it."""
     # For each remaining room, the number of sequences of each content that are not full.
     unfinished: list[dict[tuple[int, ...], int]] = [{} for _ in range(length + 1)]
     full = []

@@ -181,7 +181,6 @@ def _fit(recipe: Recipe, minutes: float, init: str | None) -> "TrainConfig":
         config,
         minutes,
         keeps_size=bool(init) or any(name.startswith("model.") for name in recipe.fields),
-        keeps_batch="data.batch_size" in recipe.fields,
         kept=recipe.fields,
     )
     return dataclasses.replace(fitted, model=recipe.config.model) if init else fitted

@@ -16,7 +16,7 @@ _SHORTEST, _GROWTH = 16, 4
 
 @dataclasses.dataclass(frozen=True)
 class RateSchedule:
-    """The learning rate of a run: a warm-up, then `decay`, at most the peak of a step.
+    """The learning rate of a run: it rises in the warm-up, then follows `kind`.
 
     Attributes:
       kind: "linear", "cosine", "constant" or "wsd", as `OptimizerConfig.schedule`.

@@ -138,7 +138,7 @@ def write_config(
 
 
 def read_task(values: Mapping[str, Any], config: ModelConfig, where: str) -> TaskConfig | None:
-    """Return the task of a fine-tuned model; None too for several labels or numbers a text."""
+    """Return the task of a fine-tuned model; None of an encoder alone, or of several numbers."""
     labels = dict[str, Sequence[str]]()  # of the kinds of task that it may be
     for kind in TASKS:
         task = task_class(kind)

@@ -135,6 +135,13 @@ def kept_activations(
     return tokens * layers * width * jnp.dtype(model.dtype).itemsize
 
 
+def shard_bytes(tree: Any) -> int:
+    """Return the bytes of one device's shards of arrays."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
+    )
+
+
 def total_memory(stats: Any) -> int:
     """Return the bytes of each device in `compiled.memory_analysis()`."""
     held = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
@@ -147,9 +154,8 @@ def step_memory(stats: Any, devices: Sequence[Any]) -> int:
     Arrays count that are there already beside the step's arguments, such as the weights of the
     checkpoint that a fine-tuning starts from. `stats` is `compiled.memory_analysis()`.
     """
-    arrays = jax.live_arrays()
-    shards = (math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in arrays)
-    total = total_memory(stats) + max(0, sum(shards) - stats.argument_size_in_bytes)
+    others = shard_bytes(jax.live_arrays()) - stats.argument_size_in_bytes
+    total = total_memory(stats) + max(0, others)
     if devices[0].platform != "cpu":
         return total
     return int(_LIBRARIES + _IN_PIECES * len(devices) * total)

@@ -40,7 +40,10 @@ def num_batch_shards(mesh: Mesh) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Collectives:
-    """The collectives of a step that is a copy on each device; without `axes` there is one."""
+    """The collectives of a step that each device runs by itself, as by `jax.pmap`.
+
+    Without `axes` there is one device, and they do nothing.
+    """
 
     axes: tuple[str, ...]  # over which the sequences of a batch are split
 

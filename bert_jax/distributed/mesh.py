@@ -131,7 +131,7 @@ def replicated_layout(mesh: Mesh) -> Layout:
 def make_layout(
     new_state: Callable[[jax.Array], Any], mesh: Mesh, config: ParallelConfig | None = None
 ) -> tuple[Any, Layout]:
-    """Return the abstract state that `new_state` makes of a key, with shardings, and its layout."""
+    """Return shapes and shardings of the state that `new_state(key)` returns, and its layout."""
     boxed = _without_empty_boxes(jax.eval_shape(new_state, jax.random.key(0)))
     specs = nn.get_partition_spec(boxed)
     split = spmd.logical_to_mesh_sharding(specs, mesh, list(fsdp.RULES.items()))
@@ -151,7 +151,10 @@ def _without_empty_boxes(state: Any) -> Any:
 
     An optimizer of some parameters has nothing in the place of the others.
     """
-    is_box = partial(lambda kind, x: isinstance(x, kind), nn.meta.AxisMetadata)
+
+    def is_box(x: Any) -> bool:
+        return isinstance(x, nn.meta.AxisMetadata)
+
     return jax.tree.map(
         lambda x: x.unbox() if is_box(x) and not jax.tree.leaves(x) else x, state, is_leaf=is_box
     )

@@ -47,10 +47,7 @@ class Architecture:
         return config.hidden_size
 
     def windows(self, config: Any) -> list[int]:
-        """Return of each layer the largest distance of a token from those it attends to.
-
-        0 is for no limit.
-        """
+        """Return for each layer how many tokens one sees to either side; 0 for no limit."""
         return [0] * config.num_hidden_layers
 
     def attended_keys(self, config: Any, length: int) -> int:

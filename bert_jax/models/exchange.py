@@ -157,7 +157,7 @@ class Exchange:
         companion_params: Params,
         where: str,
     ) -> tuple[ModelConfig, Params]:
-        """Return a model with its companion, which was read from `where`; refuse another's."""
+        """Return a model with its companion, read from `where`; refuse that of another."""
         raise UserError(
             f"{where} has a companion model, which a {config.model_type} has none of; remove it"
         )

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from bert_jax.config import ModelConfig, ParallelConfig, TrainConfig
 from bert_jax.config.schedule import Stage
-from bert_jax.distributed.devices import kept_activations, total_memory
+from bert_jax.distributed.devices import kept_activations, shard_bytes, total_memory
 from bert_jax.distributed.fsdp import num_batch_shards
 from bert_jax.models.architecture import architecture
 from bert_jax.objectives import make_objective
@@ -50,9 +50,9 @@ def estimate_cost(config: TrainConfig, stage: Stage, setup: Setup) -> dict[str, 
     if config.parallel.zero == 3 and mesh.shape["fsdp"] > 1 and not config.model.remat:
         kept += width * sum(map(math.prod, shapes)) / mesh.shape["tensor"]
     memory = {
-        "parameters": _shard_bytes(state.params),
-        "moments": _shard_bytes(state.opt_state),
-        "batch": _shard_bytes(abstract_batch(config, stage, mesh)),
+        "parameters": shard_bytes(state.params),
+        "moments": shard_bytes(state.opt_state),
+        "batch": shard_bytes(abstract_batch(config, stage, mesh)),
         "temporaries": int(gradients * (1 + (microbatches > 1)) + kept),
     }
     memory["total"] = sum(memory.values())
@@ -98,22 +98,15 @@ def compile_cost(config: TrainConfig, stage: Stage, setup: Setup) -> dict[str, A
         return cost | {"error": " ".join(str(error).split())[:300]}
     stats = compiled.memory_analysis()
     memory = {
-        "parameters": _shard_bytes(state.params),
-        "moments": _shard_bytes(state.opt_state),
-        "batch": _shard_bytes(batch),
+        "parameters": shard_bytes(state.params),
+        "moments": shard_bytes(state.opt_state),
+        "batch": shard_bytes(batch),
         "temporaries": stats.temp_size_in_bytes,
         "program": stats.generated_code_size_in_bytes,
     }
     total = total_memory(stats)
     memory |= {"other": total - sum(memory.values()), "total": total}
     return cost | {"memory": memory, "flops": compiled.cost_analysis()["flops"]}
-
-
-def _shard_bytes(tree: Any) -> int:
-    """Return the bytes of one device's shards of abstract arrays."""
-    return sum(
-        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
-    )
 
 
 def model_flops(config: TrainConfig, stage: Stage) -> float | None:

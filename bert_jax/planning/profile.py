@@ -1,5 +1,6 @@
 """Where the time of a train step goes: the operations of a trace, by kind."""
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -139,13 +140,10 @@ def _written(name: str, instructions: _Instructions) -> int:
 
 def _size(shape: str) -> int:
     """Return the bytes of an array's or a tuple's shape, as a program's text has it."""
-    total = 0
-    for kind, sizes in _ARRAY.findall(shape):
-        count = 1
-        for size in filter(None, sizes.split(",")):
-            count *= int(size)
-        total += count * _BYTES.get(kind, 4)
-    return total
+    return sum(
+        math.prod(map(int, filter(None, sizes.split(",")))) * _BYTES.get(kind, 4)
+        for kind, sizes in _ARRAY.findall(shape)
+    )
 
 
 def _kind(opcodes: set[str], scopes: str) -> str:

@@ -47,7 +47,6 @@ def fit(
     minutes: float,
     *,
     keeps_size: bool,
-    keeps_batch: bool,
     kept: Collection[str] = (),
 ) -> TrainConfig:
     """Return a config that trains for about so many minutes on the devices of this host.
@@ -58,7 +57,6 @@ def fit(
 
     Args:
       keeps_size: whether the model keeps its size.
-      keeps_batch: whether the batch keeps its size.
       kept: the dotted names of what the user has set. Other numbers of steps, such as those of a
         warm-up, become shares of all steps.
 
@@ -74,7 +72,7 @@ def fit(
         if steps >= _FEWEST:
             break
         halvings = int(np.ceil(np.log2(_FEWEST / max(steps, 1))))
-        smaller = config if keeps_batch else _smaller_batch(config, halvings)
+        smaller = config if "data.batch_size" in kept else _smaller_batch(config, halvings)
         if smaller.data.batch_size < config.data.batch_size:
             config = smaller
         elif not keeps_size and (narrower := _narrower(config)):

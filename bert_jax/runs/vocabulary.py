@@ -72,9 +72,7 @@ def with_tokenizer(bert: Bert, tokenizer: Tokenizer) -> Bert:
     config = dataclasses.replace(bert.config, vocab_size=tokenizer.vocab_size)
     model = pretraining_model(dataclasses.replace(config, dtype="float32"), pairs=True)
     boxed = jax.eval_shape(model.init_params, jax.random.key(0))
-    is_box = lambda leaf: isinstance(leaf, nn.Partitioned)  # noqa: E731
-    axes: Any = jax.tree.map(lambda leaf: getattr(leaf, "names", ()), boxed, is_leaf=is_box)
-    names: Any = traverse_util.flatten_dict(axes, sep="/")
+    names: Any = traverse_util.flatten_dict(nn.get_partition_spec(boxed), sep="/")
     params: Any = traverse_util.flatten_dict(bert.params, sep="/")
     for name, value in params.items():
         if _AXIS in names.get(name, ()):

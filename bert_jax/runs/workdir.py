@@ -252,7 +252,8 @@ def resume_settings(config: TrainConfig | FinetuneConfig, workdir: Workdir) -> N
 def keep_begun_stages(config: TrainConfig, saved: TrainConfig, done: int) -> None:
     """Set the first steps of stages that have begun, and the length warm-up, to those of a run.
 
-    A share of another number of steps would be another step. What `config` sets anew is its own.
+    A share of another number of steps would begin at another step, so the step at which a stage
+    has begun is kept. A start that `config` sets anew stays.
 
     Args:
       config: of the run that continues.

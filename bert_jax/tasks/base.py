@@ -268,7 +268,10 @@ class Task(abc.ABC):
         return f"{counted(count, 'text')} to {data.max_length} tokens"
 
     def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
-        """Return the prediction of an example from a feature's logits, and `before` from others."""
+        """Return the prediction of an example from the logits of one of its features.
+
+        `before` is the prediction from the features so far; None for none.
+        """
         return logits.copy()  # a view would keep the batch
 
     @abc.abstractmethod

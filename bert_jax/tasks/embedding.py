@@ -99,7 +99,10 @@ class BertForEmbedding(TaskModel):
 
 
 class Embedding(Retrieval):
-    """The texts of an example are near, by a score or more than others. A prediction is vectors."""
+    """The texts of an example are near, by a score or more than others.
+
+    A prediction is the embeddings of the texts, [C, I].
+    """
 
     settings = EmbeddingTaskConfig
     config: EmbeddingTaskConfig

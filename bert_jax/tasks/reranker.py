@@ -275,13 +275,11 @@ class Reranker(Task):
         self, train: Sequence[Example], held_out: Sequence[Example]
     ) -> dict[str, dict[str, float]]:
         """Return the scores of the order in which BM25 has the passages."""
-        texts = (text for each in held_out for text in each.texts[1:])
-        numbers: dict[str, int] = {}
-        for text in texts:
-            numbers.setdefault(text, len(numbers))
+        texts = dict.fromkeys(text for each in held_out for text in each.texts[1:])
+        numbers = {text: number for number, text in enumerate(texts)}
         candidates = [[numbers[text] for text in each.texts[1:]] for each in held_out]
         queries = [each.texts[0] for each in held_out]
-        scores = self.score(held_out, bm25.scores(list(numbers), queries, candidates))
+        scores = self.score(held_out, bm25.scores(list(texts), queries, candidates))
         return {"BM25": {name: scores[name] for name in self.known_metrics}}
 
     def constant_score(self, examples: Sequence[Example]) -> float:

@@ -62,7 +62,7 @@ class Checkpoints:
     ):
         check_folder(folder)
         self.folder, self.rank = paths.absolute(folder), rank
-        # Of a disk, Orbax renames one before it deletes it: a killed run leaves no half.
+        # Of a disk, Orbax renames one before it deletes it: a killed run leaves no partial one.
         self._deleted = None if paths.is_remote(folder) else Path(self.folder) / _DELETED
         self._remove_deleted()
         hosts.run_on_main(self._check_steps)
@@ -246,7 +246,7 @@ def _verify(checkpoint: AnyPath, item: str) -> None:
 
 
 def read_json(checkpoint: AnyPath, item: str) -> dict[str, Any]:
-    """Return the "config" or the "tokenizer" of a checkpoint."""
+    """Return an item of a checkpoint that is JSON: "config", "tokenizer" or "log_window"."""
     _verify(checkpoint, item)
     with _reading(checkpoint):
         return json.loads((checkpoint / item / "metadata").read_text())

@@ -48,7 +48,7 @@ def use_speed(monkeypatch, speed: float) -> None:
 def test_the_run_takes_the_minutes(config, speed, batch_size, hidden_size, monkeypatch):
     use_speed(monkeypatch, speed)
     minutes = 2 * 64 * 512 * 1000 / 60 / 1e6 + 0.1  # for 2,000 steps at the highest speed
-    fitted = time_budget.fit(config, minutes, keeps_size=False, keeps_batch=False)
+    fitted = time_budget.fit(config, minutes, keeps_size=False)
     assert (fitted.data.batch_size, fitted.model.hidden_size) == (batch_size, hidden_size)
     assert fitted.model.hidden_size // fitted.model.num_attention_heads == 64
     seconds = 6.0 + fitted.steps * batch_size * hidden_size / speed
@@ -59,33 +59,33 @@ def test_the_run_takes_the_minutes(config, speed, batch_size, hidden_size, monke
 
 def test_what_the_user_has_set_is_kept_and_time_may_be_too_short(config, monkeypatch):
     use_speed(monkeypatch, 1e4)
-    fitted = time_budget.fit(config, 1.0, keeps_size=True, keeps_batch=True)
+    fitted = time_budget.fit(config, 1.0, keeps_size=True, kept=["data.batch_size"])
     assert (fitted.model, fitted.data) == (config.model, config.data)
     config.checkpoint.every, config.log_every = 5, 7
-    names = ["checkpoint.every", "log_every"]
-    fitted = time_budget.fit(config, 1.0, keeps_size=True, keeps_batch=True, kept=names)
+    names = ["checkpoint.every", "log_every", "data.batch_size"]
+    fitted = time_budget.fit(config, 1.0, keeps_size=True, kept=names)
     assert (fitted.checkpoint.every, fitted.log_every) == (5, 7)
     assert fitted.eval_every != 5
     with refused("--minutes=0.1 is too short", "compiling takes 6.0 s"):
-        time_budget.fit(config, 0.1, keeps_size=False, keeps_batch=False)
+        time_budget.fit(config, 0.1, keeps_size=False)
 
 
 def test_phases_that_the_user_has_set_are_not_dropped(config, monkeypatch):
     use_speed(monkeypatch, 1e6)
     late = Phase(start=40_000, max_length=32, batch_size=64)
     config.data.phases = (Phase(start=0.5, max_length=32, batch_size=64), late)
-    fit = partial(time_budget.fit, config, 1.0, keeps_size=True, keeps_batch=True)
-    assert fit().data.phases == config.data.phases[:1]  # those of a recipe
+    fit = partial(time_budget.fit, config, 1.0, keeps_size=True)
+    assert fit(kept=["data.batch_size"]).data.phases == config.data.phases[:1]  # those of a recipe
     with refused("--minutes=1 leaves no steps for each of data.phases; give their starts as"):
-        fit(kept=["data.phases"])
+        fit(kept=["data.phases", "data.batch_size"])
 
 
 def test_the_time_in_which_steps_are_timed_counts(config, monkeypatch):
     use_speed(monkeypatch, 1e6)
     clock = SimpleNamespace(monotonic=iter((0.0, 24.0)).__next__)
-    whole = time_budget.fit(config, 1.0, keeps_size=True, keeps_batch=True)
+    whole = time_budget.fit(config, 1.0, keeps_size=True, kept=["data.batch_size"])
     monkeypatch.setattr(time_budget, "time", clock)
-    rest = time_budget.fit(config, 1.0, keeps_size=True, keeps_batch=True)
+    rest = time_budget.fit(config, 1.0, keeps_size=True, kept=["data.batch_size"])
     assert (whole.steps, rest.steps) == (int(54 / 0.032768), int(30 / 0.032768))
 
 
@@ -93,7 +93,7 @@ def test_steps_are_timed(one_device):
     small = TrainConfig(
         model=model_config(num_hidden_layers=1), data=DataConfig(max_length=32, batch_size=16)
     )
-    fitted = time_budget.fit(small, 1.0, keeps_size=False, keeps_batch=False)
+    fitted = time_budget.fit(small, 1.0, keeps_size=False)
     assert fitted.steps > 100
 
 
@@ -150,7 +150,7 @@ def test_a_batch_that_cannot_be_halved_is_not_tried_for_ever(config, monkeypatch
     """In whole batches of the 8 devices, 320 is halved to 160, 80 and 40, and 40 no more."""
     use_speed(monkeypatch, 1e2)
     config.data.batch_size = 320
-    fitted = time_budget.fit(config, 60.0, keeps_size=False, keeps_batch=False)
+    fitted = time_budget.fit(config, 60.0, keeps_size=False)
     assert (fitted.data.batch_size, fitted.model.hidden_size) == (40, 128)
 
 
@@ -160,7 +160,7 @@ def test_the_recipes_of_full_size_fit_few_minutes(name, speed, monkeypatch):
     """Their numbers of steps become shares, and their phases have smaller batches too."""
     use_speed(monkeypatch, speed)
     config = bert_jax.recipe(name)
-    fitted = time_budget.fit(config, 20.0, keeps_size=False, keeps_batch=False)
+    fitted = time_budget.fit(config, 20.0, keeps_size=False)
     validate(fitted)
     times = config.data.batch_size // fitted.data.batch_size
     before = {phase.max_length: phase.batch_size for phase in config.data.phases}
@@ -176,8 +176,9 @@ def test_a_warmup_in_steps_that_the_user_has_set_is_kept(config, monkeypatch):
     use_speed(monkeypatch, 1e6)
     config.optimizer.warmup_fraction = 100.0
 
-    def fit(config=config, minutes=1.0, **options):
-        return time_budget.fit(config, minutes, keeps_size=True, keeps_batch=True, **options)
+    def fit(config=config, minutes=1.0, kept=()):
+        kept = ["data.batch_size", *kept]
+        return time_budget.fit(config, minutes, keeps_size=True, kept=kept)
 
     assert fit(kept=["optimizer.warmup_fraction"]).optimizer.warmup_fraction == 100
     longer = copy.deepcopy(config)
