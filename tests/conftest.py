@@ -176,10 +176,12 @@ def tiny_config(tiny_text):
 
 @pytest.fixture(scope="session")
 def tiny_run(tiny_config, tmp_path_factory):
-    """The result of `bert_jax.pretrain`."""
+    """The result of `bert_jax.pretrain`, on one device."""
     import bert_jax
 
-    return bert_jax.pretrain(tiny_config, tmp_path_factory.mktemp("tiny_run"), quiet=True)
+    with pytest.MonkeyPatch.context() as patch:
+        _hide_devices(patch)
+        return bert_jax.pretrain(tiny_config, tmp_path_factory.mktemp("tiny_run"), quiet=True)
 
 
 @pytest.fixture(scope="session")
@@ -203,11 +205,13 @@ def tiny_finetuning_config(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tiny_finetuning(tiny_finetuning_config, tiny_run, tmp_path_factory):
-    """The result of `bert_jax.finetune`."""
+    """The result of `bert_jax.finetune`, on one device."""
     import bert_jax
 
     workdir = tmp_path_factory.mktemp("tiny_finetuning")
-    return bert_jax.finetune(tiny_finetuning_config, tiny_run.checkpoint, workdir, quiet=True)
+    with pytest.MonkeyPatch.context() as patch:
+        _hide_devices(patch)
+        return bert_jax.finetune(tiny_finetuning_config, tiny_run.checkpoint, workdir, quiet=True)
 
 
 @pytest.fixture(scope="session")

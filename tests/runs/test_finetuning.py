@@ -5,6 +5,8 @@ import dataclasses
 import io
 import json
 import shutil
+from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,8 @@ from flax import linen as nn
 from helpers import model_config, refused
 from training_runs import (
     NUMBERS,
-    assert_same_state,
     records,
     run_script,
-    start_script,
-    wait_for_logs,
     words,
 )
 
@@ -29,6 +28,7 @@ from bert_jax.commands.flags import read_config
 from bert_jax.errors import DivergedError, Interrupted
 from bert_jax.objectives.sentence_pairs import BertForPreTraining
 from bert_jax.runs import finetune as finetuning
+from bert_jax.runs import learning_rates, task_run
 from bert_jax.text import tokenizer_training
 
 STEPS = 76  # four epochs of 19
@@ -198,21 +198,6 @@ def test_a_fine_tuned_model_computes_in_the_dtype_asked_for(tiny_finetuning):
         bert_jax.load(path, dtype="float16")
 
 
-def test_a_killed_run_resumes_bit_equal(script, task, tmp_path):
-    expected, cache = script
-    workdir = tmp_path / "run"
-    process = start_script("finetune.py", cache, *script_flags(task, workdir))
-    wait_for_logs(process, 4)  # 40 steps; a checkpoint comes every 19
-    process.kill()
-    process.communicate(timeout=60)
-    assert process.returncode in (-9, 0)  # the rest of so short a run may be over
-    code, _, errors = run_script("finetune.py", cache, *script_flags(task, workdir))
-    assert code == 0, errors
-    assert_same_state(workdir / "seed-0", expected / "seed-0", STEPS)
-    for name in ("predictions.jsonl", "predictions.test.jsonl"):
-        assert (workdir / name).read_text() == (expected / name).read_text()
-
-
 def test_eight_devices_predict_what_one_does(script, task):
     predictions = bert_jax.load(script[0]).predict(task / "dev.tsv")
     lines = (script[0] / "predictions.jsonl").read_text().splitlines()
@@ -223,18 +208,111 @@ def test_eight_devices_predict_what_one_does(script, task):
 
 
 @pytest.mark.usefixtures("one_device")
-def test_several_seeds_and_degenerate_ones(task, tmp_path, capsys):
-    changes = SHORT, "seeds=2", "compare=True", "epochs=1.0", "optimizer.learning_rate=1e-9"
+def test_several_seeds_and_degenerate_ones(task, tmp_path, monkeypatch, capsys):
+    """Seed 0 is trained; the others are copies of it with other scores."""
+    given, train_seed = [], finetuning.train_seed
+
+    def copied(run, seed, params, folder, constant_score, stop):
+        begins_with = {id(run.params): "init", id(None): "random weights"}[id(params)]
+        given.append((folder.name, seed, begins_with))
+        first = folder.parent / "seed-0"
+        result = train_seed(run, 0, params, first, constant_score, stop)
+        if folder == first:
+            return result
+        shutil.copytree(first, folder)
+        best = result["best"] | {"accuracy": 0.9 if folder.name == "seed-1" else 0.0}
+        path = result["checkpoint"].replace("seed-0", folder.name)
+        return result | {"seed": seed, "best": best, "checkpoint": path}
+
+    monkeypatch.setattr(finetuning, "train_seed", copied)
+    changes = SHORT, "seeds=3", "compare=True", "epochs=1.0", "optimizer.learning_rate=1e-9"
     finetune(task, tmp_path / "run", *changes)
+    assert given == [
+        *((f"seed-{seed}", seed, "init") for seed in range(3)),
+        *((f"random-{seed}", seed, "random weights") for seed in range(3)),
+    ]
     results = json.loads((tmp_path / "run/results.json").read_text())
-    assert [run["seed"] for run in results["seeds"]] == [0, 1]
+    assert results["best"] == "seed-1/checkpoints/19"
+    assert [run["seed"] for run in results["seeds"]] == [0, 1, 2]
     scores = {row["name"]: row["scores"]["accuracy"] for row in results["summary"]}
-    for run in results["seeds"]:
-        assert run["degenerate"] == (run["best"]["accuracy"] <= scores["best constant prediction"])
+    first = results["seeds"][0]
+    assert first["degenerate"] == (first["best"]["accuracy"] <= scores["best constant prediction"])
     printed = capsys.readouterr().out
     for name in ("mean", "random weights", "TF-IDF"):
         assert name in printed
     assert scores["TF-IDF, logistic regression"] > 0.9
+
+
+@pytest.fixture
+def start(task, tmp_path) -> Callable[..., Any]:
+    """Starts a run of some changes from a model, without training it."""
+
+    def started(*changes: str, init: Bert | None = None) -> Any:
+        config = read_config(
+            "finetune/classification", flags(task, SHORT, *changes), FinetuneConfig
+        ).config
+        return finetuning.start(config, init or task / "init", tmp_path / "started")
+
+    return started
+
+
+@pytest.mark.usefixtures("one_device")
+def test_the_settings_of_a_run_reach_its_parts(start, monkeypatch):
+    optimizers, steps = [], []
+    make_optimizer, make_train_step = task_run.make_optimizer, task_run.make_train_step
+
+    def optimizer_of(*arguments, **options):
+        optimizers.append(options)
+        return make_optimizer(*arguments, **options)
+
+    def step_of(*arguments, **options):
+        steps.append(options["steps"])
+        return make_train_step(*arguments, **options)
+
+    monkeypatch.setattr(task_run, "make_optimizer", optimizer_of)
+    monkeypatch.setattr(task_run, "make_train_step", step_of)
+    run = start("layer_decay=0.5", "evaluations=2")
+    assert run.eval_every == Fraction(19, 2)
+    assert optimizers == [{"layer_decay": 0.5, "freezes_encoder": False}]
+    assert steps == [STEPS]
+    first, second = (run.new_state(seed) for seed in (0, 1))
+    kernels = [state.params["classifier"]["kernel"] for state in (first, second)]
+    assert np.abs(kernels[0] - kernels[1]).max() > 0
+    assert (jax.random.key_data(first.rng) != jax.random.key_data(second.rng)).any()
+
+
+@pytest.mark.usefixtures("one_device")
+def test_a_learning_rate_is_tried_on_a_sample_with_its_own_warmup(start, monkeypatch):
+    monkeypatch.setattr(learning_rates, "_MAX_SAMPLE", 100)
+    run = start("optimizer.warmup_fraction=0.25")
+    sample = learning_rates._sample(run)
+    assert len(sample.datasets.train) + len(sample.datasets.evals["sample"]) == 100
+    trial = run.at_rate(1e-3, sample)
+    assert (run.rate.warmup, run.steps) == (19, STEPS)
+    assert trial.steps == 4 * -(-len(sample.datasets.train) // 16)
+    assert trial.rate.warmup == round(trial.steps / 4)
+
+
+@pytest.mark.usefixtures("one_device")
+def test_which_head_is_kept(finished, start, tmp_path):
+    bert = finished[2].bert
+    task = bert.task
+    head = finetuning._head_to_keep
+    assert head(FinetuneConfig(task=task), bert) is task
+    assert head(FinetuneConfig(task=task, new_head=True), bert) is None
+    assert head(FinetuneConfig(task=task, probe="mix"), bert) is None
+    labels = "task.labels=('has zero','has one','has two')"
+    with refused("the order counts"):
+        start(labels, init=bert)
+    assert set(start(labels, "new_head=True", init=bert).params) == {"bert"}
+
+
+def test_a_run_does_not_resume_from_another_init(finished, task):
+    workdir, _, _ = finished
+    other = bert_jax.load(task / "init")
+    other = dataclasses.replace(other, params=jax.tree.map(lambda x: x + 1, other.params))
+    with refused("was trained on other text, with another tokenizer or from another --init"):
+        finetune(task, workdir, f"data.test={task / 'test.tsv'}", init=other)
 
 
 @pytest.mark.usefixtures("one_device")
@@ -242,7 +320,7 @@ def test_the_best_of_several_learning_rates_is_found_and_trains_as_if_it_were_gi
     task, tmp_path, capsys
 ):
     changes = SHORT, "epochs=3.0", "seed=3"
-    workdir, rates = tmp_path / "found", "optimizer.learning_rate=1e-9,0.01"
+    workdir, rates = tmp_path / "found", "optimizer.learning_rate=0.01,1e-9"
     config = read_config(
         "finetune/classification", flags(task, *changes, rates), FinetuneConfig
     ).config
@@ -251,20 +329,20 @@ def test_the_best_of_several_learning_rates_is_found_and_trains_as_if_it_were_gi
     answers = iter([""] * 50 + ["a signal"])
     with pytest.raises(Interrupted):
         finetuning.train_run(run, lambda: next(answers))
-    first = (workdir / "rate-1e-09/result.json").stat().st_mtime_ns
+    first = (workdir / "rate-0.01/result.json").stat().st_mtime_ns
 
     found = finetune(task, workdir, *changes, rates)
     printed = capsys.readouterr().out
-    assert "the best of 1e-09, 0.01, found first" in printed
-    assert "rate       0.01 is the best: 1e-09 0." in printed
+    assert "the best of 0.01, 1e-09, found first" in printed
+    assert "rate       0.01 is the best: 0.01 " in printed
     assert "(accuracy of 60 examples)" in printed
     assert "resuming from step 6" in printed
-    assert (workdir / "rate-1e-09/result.json").stat().st_mtime_ns == first
+    assert (workdir / "rate-0.01/result.json").stat().st_mtime_ns == first
     assert not list(workdir.glob("rate-*/checkpoints"))
     tried = json.loads((workdir / "results.json").read_text())["learning_rates"]
     scores = [each["scores"]["accuracy"] for each in tried]
-    assert [each["learning_rate"] for each in tried] == [1e-9, 0.01]
-    assert scores[1] > scores[0]
+    assert [each["learning_rate"] for each in tried] == [0.01, 1e-9]
+    assert scores[0] > scores[1]
 
     given = finetune(task, tmp_path / "given", *changes, "optimizer.learning_rate=0.01", quiet=True)
     jax.tree.map(np.testing.assert_array_equal, found.bert.params, given.bert.params)
@@ -273,10 +351,10 @@ def test_the_best_of_several_learning_rates_is_found_and_trains_as_if_it_were_gi
 
 
 @pytest.mark.usefixtures("one_device")
-def test_a_learning_rate_that_diverges_is_dropped(task, tmp_path, capsys):
+def test_a_learning_rate_that_diverges_is_dropped(task, tmp_path, capsys, monkeypatch):
     changes = SHORT, "epochs=1.0", "optimizer.warmup_fraction=0.0", "optimizer.clip_norm=0"
     changes += ("optimizer.weight_decay=0.9",)
-    finetune(task, tmp_path / "run", *changes, "optimizer.learning_rate=1e9,1e-3")
+    finetune(task, tmp_path / "run", *changes, "optimizer.learning_rate=1e-3,1e9")
     output = capsys.readouterr()
     assert "the learning rate 1e+09 is dropped: " in output.out + output.err
     assert "rate       0.001 is the best: 0.001 0." in output.out
@@ -285,6 +363,12 @@ def test_a_learning_rate_that_diverges_is_dropped(task, tmp_path, capsys):
     assert [each["learning_rate"] for each in tried if "diverged" in each] == [1e9]
     with refused("belongs to another config"):
         finetune(task, tmp_path / "run", *changes[1:], "epochs=2.0", "optimizer.learning_rate=1e-3")
+
+    def diverges(_run, _seed, _params, folder, *_):
+        folder.mkdir(parents=True)
+        raise DivergedError("a loss is nan")
+
+    monkeypatch.setattr(learning_rates, "train_seed", diverges)
     with pytest.raises(DivergedError, match="no learning rate has a finite loss; give lower ones"):
         finetune(task, tmp_path / "no", *changes, "optimizer.learning_rate=1e9,1e8", quiet=True)
 
@@ -327,8 +411,13 @@ def test_early_stopping(task, tmp_path):
     finetune(task, tmp_path / "run", *changes, quiet=True)
     evaluated = [r["step"] for r in records(tmp_path / "run/seed-0") if r["split"] == "eval"]
     assert evaluated == [19, 38]
+    (tmp_path / "run/seed-0/result.json").unlink()  # of a run that was killed before it
+    finetune(task, tmp_path / "run", *changes, quiet=True)
+    again = [r["step"] for r in records(tmp_path / "run/seed-0") if r["split"] == "eval"]
+    assert again == evaluated
 
 
+@pytest.mark.usefixtures("one_device")
 def test_a_probe_leaves_the_encoder_as_it_is(task, tmp_path):
     after = finetune(task, tmp_path / "run", SHORT, "probe=mix", "epochs=1.0", quiet=True).bert
     before = bert_jax.load(task / "init")
@@ -371,6 +460,7 @@ def test_damaged_results_are_refused_and_lost_ones_are_those_of_the_checkpoints(
     assert (made["best"], made["checkpoint"]) == (lost["best"], lost["checkpoint"])
 
 
+@pytest.mark.usefixtures("one_device")
 def test_the_head_of_another_task_is_refused(finished, task, tmp_path, capsys):
     workdir = finished[0]
     labels = "('has zero','has one','has two')"
@@ -413,16 +503,3 @@ def test_a_list_of_python_is_the_tuple_of_a_setting(tiny_finetuning_config, tiny
     run = finetuning.start(config, tiny_bert, tmp_path / "run")
     assert run.config.task.labels == ("second", "first")
     assert run.config.optimizer.learning_rates == (1e-3, 1e-4)
-
-
-@pytest.mark.usefixtures("one_device")
-def test_two_runs_that_start_together_share_no_workdir(tiny_finetuning_config, tiny_bert, tmp_path):
-    """Each reads the workdir before one of them locks it; the second must not claim it too."""
-    config = dataclasses.replace(tiny_finetuning_config)
-    first = finetuning.start(config, tiny_bert, tmp_path / "run")
-    second = finetuning.start(dataclasses.replace(config, seed=1), tiny_bert, tmp_path / "run")
-    finetuning.train_run(first)
-    before = (tmp_path / "run/config.json").read_bytes()
-    with refused("another run has used --workdir", "give the command again"):
-        finetuning.train_run(second)
-    assert (tmp_path / "run/config.json").read_bytes() == before

@@ -102,6 +102,19 @@ def test_a_run_with_a_checkpoint_owns_its_workdir(tmp_path, checkpoint):
         workdir.check_text(workdir.read(tmp_path, TrainConfig), "0" * 64)
 
 
+@pytest.mark.parametrize("is_new", [True, False])
+def test_two_runs_that_start_together_share_no_workdir(tmp_path, tokenizer, is_new):
+    """Each reads the workdir before one of them locks it; the second must not claim it too."""
+    if not is_new:
+        claim(tmp_path, TrainConfig())
+    first, second = (workdir.read(tmp_path, TrainConfig) for _ in range(2))
+    workdir.claim(first, TrainConfig(seed=1), tokenizer, "0" * 64)
+    before = (tmp_path / "config.json").read_bytes()
+    with refused("another run has used --workdir", "give the command again"):
+        workdir.claim(second, TrainConfig(seed=2), tokenizer, "1" * 64)
+    assert (tmp_path / "config.json").read_bytes() == before
+
+
 def test_a_workdir_has_one_run_at_a_time(tmp_path):
     folder = tmp_path / "run"
     with workdir.hold(folder):
