@@ -11,6 +11,7 @@ import signal
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from helpers import refused
@@ -34,6 +35,8 @@ from bert_jax.commands.flags import Recipe, read_config
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.runs import pretrain as pretraining
 from bert_jax.text import prepare
+from bert_jax.text.store import Corpus
+from bert_jax.training import loop
 
 STEPS = 24
 
@@ -354,6 +357,30 @@ def test_a_mistake_is_refused_before_anything_is_written(store, tmp_path, change
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "check",
+    [
+        "distributed.devices.check_fits",
+        "objectives.sentence_pairs.SentencePairs.check_text",
+        "text.mixture.check_settings",
+        "training.sinks.check",
+    ],
+)
+def test_what_is_checked_before_anything_is_written(store, tmp_path, monkeypatch, check):
+    def refuse(*_, **__):
+        raise UserError("of this check")
+
+    monkeypatch.setattr(f"bert_jax.{check}", refuse)
+    with refused("of this check"):
+        pretraining.start(recipe(store).config, tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_with_random_weights_does_not_resume_with_init(finished, exported, store):
+    with refused("has a run that began with random weights, not with --init", "leave --init out"):
+        pretrain(store, finished[0], "steps=30", init=exported / "whole")
+
+
 # Orbax's threads are still reading the damaged files when their error has been reported.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.usefixtures("ends_reads")
@@ -381,10 +408,43 @@ def test_damage_on_disk(finished, store, tmp_path, damaged):
     assert contents(tmp_path) == before
 
 
+@pytest.mark.usefixtures("one_device")
 def test_a_loss_that_is_not_finite_stops_the_run(store, tmp_path):
+    """Before it is saved, and before held-out text would show it."""
     changes = "optimizer.learning_rate=1e9", "optimizer.warmup_fraction=0.5", "checkpoint.every=1"
-    with pytest.raises(TrainingError, match=r"at step .*the last good checkpoint is"):
-        pretrain(store, tmp_path / "run", *changes)
+    with pytest.raises(TrainingError, match=r"is nan at step .*the last good checkpoint is") as end:
+        pretrain(store, tmp_path / "run", *changes, "eval_every=1000")
+    assert "held-out" not in str(end.value)
+    params = bert_jax.load(tmp_path / "run").params
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
+
+
+@pytest.mark.usefixtures("one_device")
+def test_the_best_is_saved_between_checkpoints_and_only_of_a_text_that_is_whole(
+    store, tmp_path, monkeypatch
+):
+    losses, found = {4: 1.0, 8: 3.0, 12: 2.0}, []
+    evaluate, verify, save = loop.evaluate, Corpus.verify, loop.Training.save
+
+    def scored(*arguments):
+        return evaluate(*arguments) | {"loss": losses[int(arguments[-1].step)]}
+
+    def verified(corpus, most):
+        found.append(("verify", most))
+        verify(corpus, most)
+
+    def saved(training, step, config):
+        assert found[-1] == ("verify", None)
+        found.append(("save", step.number))
+        save(training, step, config)
+
+    monkeypatch.setattr(loop, "evaluate", scored)
+    monkeypatch.setattr(Corpus, "verify", verified)
+    monkeypatch.setattr(loop.Training, "save", saved)
+    changes = "steps=12", "eval_every=4", "checkpoint.every=1000", "checkpoint.keep=1"
+    pretrain(store, tmp_path / "run", *changes, quiet=True)
+    assert [step for what, step in found if what == "save"] == [4, 12]
+    assert {path.name for path in (tmp_path / "run/checkpoints").iterdir()} == {"4", "12"}
 
 
 def test_it_learns(store, tmp_path):
@@ -410,6 +470,8 @@ def test_an_electra_is_evaluated_and_resumes(store, tmp_path):
     assert baselines["rtd_accuracy"] == scores["rtd_accuracy_baseline"] > 0.8
     assert baselines["rtd_recall"] == 0
     assert records(run)[-1]["rtd_loss"] == scores["rtd_loss"]
+    for values in (scores, next(r for r in records(run) if r["split"] == "train")):
+        assert values["loss"] == pytest.approx(values["mlm_loss"] + 50 * values["rtd_loss"])
     assert result.bert.fill_mask("two three four [MASK] six seven")
     shutil.copytree(run, again)
     shutil.rmtree(again / "checkpoints/12")

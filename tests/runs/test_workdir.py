@@ -1,5 +1,6 @@
 """The workdir of a run: whose it is, and what the run resumes with."""
 
+import errno
 import os
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from bert_jax.config import FinetuneConfig, ModelConfig, TrainConfig, settings
 from bert_jax.config.validation import validate
 from bert_jax.errors import TrainingError, UserError
 from bert_jax.runs import origin, workdir
+from bert_jax.storage import locks
 from bert_jax.training import checkpoint
 
 
@@ -100,6 +102,28 @@ def test_a_run_with_a_checkpoint_owns_its_workdir(tmp_path, checkpoint):
         workdir.check(workdir.read(tmp_path, TrainConfig), TrainConfig(seed=2))
     with pytest.raises(UserError, match="was trained on other text"):
         workdir.check_text(workdir.read(tmp_path, TrainConfig), "0" * 64)
+
+
+def test_what_cannot_be_a_workdir_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "checkpoint/state").mkdir(parents=True)
+    for path, key_words in (
+        (tmp_path / "file/run", "is no writable folder; choose another"),
+        (tmp_path / "checkpoint", "is a checkpoint; choose another folder"),
+    ):
+        found = workdir.Workdir(path, path, None, (), None, {})
+        with refused(key_words):
+            workdir.check(found, TrainConfig())
+
+
+def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, capsys):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with locks.locked(tmp_path):
+        pass
+    assert "cannot be locked (No locks available); run one command on it" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("is_new", [True, False])

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from bert_jax.config import CheckpointConfig, TrainConfig
 from bert_jax.errors import TrainingError
 from bert_jax.objectives.labels import LabelsObjective
+from bert_jax.training import loop
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.loop import Stage, Step, Training
 from bert_jax.training.metrics import Writer
@@ -39,7 +40,7 @@ class Unfinished:
 
 
 @contextlib.contextmanager
-def training_of(folder, tokenizer, train_step, evaluate) -> Iterator[Training]:
+def training_of(folder, tokenizer, train_step, evaluate, objective=OBJECTIVE) -> Iterator[Training]:
     """Yield the training of twelve steps."""
     config, rank = CheckpointConfig(keep=1), lambda scores: -scores["loss"]
     checkpoints = Checkpoints(folder / "checkpoints", config, tokenizer, rank)
@@ -47,7 +48,7 @@ def training_of(folder, tokenizer, train_step, evaluate) -> Iterator[Training]:
     stages = [Stage(STEPS, 4, 4, train_step, evaluate)]
     with (
         Writer(folder, 0) as writer,
-        Training(state, stages, iter(range(STEPS)), checkpoints, writer, OBJECTIVE).shown() as run,
+        Training(state, stages, iter(range(STEPS)), checkpoints, writer, objective).shown() as run,
     ):
         yield run
 
@@ -97,6 +98,48 @@ def test_the_best_is_kept_whatever_the_intervals(
     by_step = {eval_every * number: loss for number, loss in enumerate(losses, start=1)}
     options = {"eval_every": eval_every, "save_every": save_every}
     assert train(tmp_path, tokenizer, by_step, **options) == kept
+
+
+def test_neither_an_evaluation_nor_a_checkpoint_counts_in_the_speed(
+    tmp_path, tokenizer, monkeypatch
+):
+    """By a clock on which a step takes a second, and they a hundred."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    def train_step(state, _):
+        clock.now += 1
+        metrics = {"loss": WeightedSum(jnp.float32(1), jnp.float32(1))}
+        return state.replace(step=state.step + 1), metrics
+
+    def evaluate(_):
+        clock.now += 100
+        return {"loss": 1.0}
+
+    with training_of(tmp_path, tokenizer, train_step, evaluate) as run:
+        for step in run.steps(log_every=4, eval_every=2):
+            if step.is_due(3):
+                clock.now += 100
+                run.save(step, TrainConfig())
+        logged = [each for each in run._writer.records if each["split"] == "train"]
+    assert [each["step"] for each in logged] == [4, 8, 12]
+    assert [each["sequences_per_second"] for each in logged] == [4, 4, 4]
+
+
+def test_the_loss_of_a_log_is_weighted(tmp_path, tokenizer):
+    one = jnp.float32(1)
+
+    def train_step(state, _):
+        losses = {"mlm_loss": WeightedSum(2 * one, one), "rtd_loss": WeightedSum(3 * one, one)}
+        return state.replace(step=state.step + 1), losses
+
+    class Weighted(LabelsObjective):
+        loss_weights: ClassVar = {"rtd_loss": 50.0}
+
+    objective = Weighted(nn.Dense(1))
+    with training_of(tmp_path, tokenizer, train_step, len, objective) as run:
+        next(step for step in run.steps(log_every=1, eval_every=1000) if step.means)
+        assert run._writer.records[0]["loss"] == 2 + 50 * 3
 
 
 def test_a_held_out_loss_that_is_not_finite_ends_the_run(tmp_path, tokenizer):

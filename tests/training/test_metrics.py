@@ -47,7 +47,7 @@ def test_a_record_resumes_from_its_step(tmp_path):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux alone has a full device")
 def test_pictures_on_a_full_disk_are_said_once(tmp_path, capsys):
-    (tmp_path / "curves.tmp").symlink_to("/dev/full")
+    (tmp_path / "curves.png.tmp").symlink_to("/dev/full")
     with Writer(tmp_path, 0) as writer:
         for step in (10, 20):
             writer.write(step, "eval", {"loss": 1.0})
