@@ -151,6 +151,9 @@ def test_a_batch_that_the_mesh_does_not_divide_is_refused():
     check_divides(12, 1, mesh)
     with refused("batch_size 12", "4 devices", "2 microbatches; use 16"):
         check_divides(12, 2, mesh)
+    check_divides(24, 1, mesh, per_sequence=3)
+    with refused("times 3 examples a sequence; use 24"):
+        check_divides(20, 1, mesh, per_sequence=3)
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ from bert_jax.errors import DivergedError, Interrupted
 from bert_jax.objectives.sentence_pairs import BertForPreTraining
 from bert_jax.runs import finetune as finetuning
 from bert_jax.runs import learning_rates, task_run
+from bert_jax.tasks.classification import Classification
 from bert_jax.text import tokenizer_training
 
 STEPS = 76  # four epochs of 19
@@ -294,7 +295,7 @@ def test_a_learning_rate_is_tried_on_a_sample_with_its_own_warmup(start, monkeyp
 
 
 @pytest.mark.usefixtures("one_device")
-def test_which_head_is_kept(finished, start, tmp_path):
+def test_which_head_and_which_settings_of_a_task_are_kept(finished, start, monkeypatch):
     bert = finished[2].bert
     task = bert.task
     head = finetuning._head_to_keep
@@ -305,6 +306,9 @@ def test_which_head_is_kept(finished, start, tmp_path):
     with refused("the order counts"):
         start(labels, init=bert)
     assert set(start(labels, "new_head=True", init=bert).params) == {"bert"}
+    continued = classmethod(lambda *_: dataclasses.replace(task, metrics=("f1",)))
+    monkeypatch.setattr(Classification, "continued", continued)
+    assert start(init=bert).settings.task.metrics == ("f1",)
 
 
 def test_a_run_does_not_resume_from_another_init(finished, task):

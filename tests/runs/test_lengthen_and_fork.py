@@ -15,8 +15,9 @@ from bert_jax import OptimizerConfig, Phase, TrainConfig, UserError, load, pretr
 from bert_jax.config.schedule import make_schedule
 from bert_jax.config.settings import as_variant, override
 from bert_jax.distributed import hosts
-from bert_jax.runs import origin, report
+from bert_jax.runs import forks, origin, report
 from bert_jax.runs import pretrain as pretraining
+from bert_jax.runs import workdir as workdirs
 
 pytestmark = pytest.mark.usefixtures("one_device_throughout")
 STOPPED = 4
@@ -302,6 +303,8 @@ def test_what_cannot_be_forked(tiny_config, stopped, tmp_path, bert_jax_main):
     ):
         with pytest.raises(UserError, match=message):
             pretraining.start(config, tmp_path / "run", fork=fork)
+    with pytest.raises(UserError, match="--fork begins a new run; choose another --workdir than"):
+        pretraining.start(config, stopped.parents[1], fork=stopped)
     with pytest.raises(UserError, match="--init and --fork are both set"):
         pretrain(config, tmp_path / "run", init=stopped, fork=stopped)
     with pytest.raises(UserError, match="name its folder by --workdir"):
@@ -398,7 +401,7 @@ def test_a_fork_keeps_the_phases_and_the_length_warmup_that_have_begun(tiny_conf
     config = with_phase(tiny_config, 0.5, steps=8, max_length=32)
     config.data.max_length, config.data.length_warmup_fraction = 64, 0.25
     config.model.max_position_embeddings = 64
-    stop_after(6, config, tmp_path / "run")
+    fork, workdir = tmp_path / "run/checkpoints/6", workdirs.read(tmp_path / "fork", TrainConfig)
     for phase, share, warmup, starts in (
         (0.5, 0.25, 2, [4]),
         (0.75, 0.25, 2, [24]),
@@ -407,9 +410,9 @@ def test_a_fork_keeps_the_phases_and_the_length_warmup_that_have_begun(tiny_conf
         longer = with_phase(config, phase, steps=32, max_length=32)
         longer.data.length_warmup_fraction = share
         longer.data.phases = longer.data.phases if phase else ()
-        run = pretraining.start(longer, tmp_path / "fork", fork=tmp_path / "run")
-        assert run.schedule.length_warmup == warmup
-        assert [stage.first_step for stage in run.schedule.main_stages[1:]] == starts
+        schedule = make_schedule(forks.resolve(longer, fork, config, workdir))
+        assert schedule.length_warmup == warmup
+        assert [stage.first_step for stage in schedule.main_stages[1:]] == starts
 
 
 def test_a_fork_of_a_fork_counts_what_it_has_read(tiny_config, stopped, tmp_path):

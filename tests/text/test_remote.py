@@ -24,7 +24,7 @@ from bert_jax.config import DataConfig
 from bert_jax.errors import UserError
 from bert_jax.runs import workdir
 from bert_jax.storage import remote
-from bert_jax.text import fetched, sources
+from bert_jax.text import fetched, shards, sources
 from bert_jax.text.sources import open_source
 from bert_jax.text.store import open_store
 
@@ -99,13 +99,24 @@ def run_prepare(capsys):
     return run
 
 
-def test_a_remote_store_has_the_shards_of_one_on_a_disk(texts, memory, tmp_path, run_prepare):
-    source, store = f"{texts}/*.txt", "memory://bucket/store"
+def test_a_remote_store_has_the_shards_of_one_on_a_disk(
+    texts, memory, tmp_path, run_prepare, monkeypatch
+):
+    source, store, sent, send = f"{texts}/*.txt", "memory://bucket/store", [], shards.remote.send
+
+    def recorded(path, url):
+        sent.append(path.name)
+        send(path, url)
+
+    monkeypatch.setattr(shards.remote, "send", recorded)
     printed = run_prepare(source, store, "--sample=1", "--vocab-size=60")
     assert f"tokenizer: {store}/tokenizer" in printed
     for number in (1, 0):
         printed = run_prepare(source, store, f"--shard={number}/2")
         assert f"train on it with: bert-jax pretrain --config.data.source={store}" in printed
+        # Last the record, which says that all of the shard is there.
+        assert sent.index("store.json") == len(sent) - 1 > 3
+        sent.clear()
     before = memory.info("/bucket/store/shards/00001-of-00002/train/tokens.bin")
     run_prepare(source, store, "--shard=1/2")  # does nothing
     assert memory.info("/bucket/store/shards/00001-of-00002/train/tokens.bin") == before

@@ -29,11 +29,16 @@ def test_a_record_resumes_from_its_step(tmp_path):
         writer.write(step, "train", {"loss": step / 10})
     writer.write(20, "eval", {"loss": 1.5})
     writer.close()
-    with (tmp_path / "metrics.jsonl").open("a") as file:
+    before = writer.records[-1]["seconds"] + 1000
+    path = tmp_path / "metrics.jsonl"
+    last = json.dumps({"step": 20, "split": "eval", "loss": 1.5, "seconds": before})
+    path.write_text("\n".join([*path.read_text().splitlines()[:-1], last]) + "\n")
+    with path.open("a") as file:
         file.write('{"step": 40, "spl')  # killed while it wrote
     writer = Writer(tmp_path, 20)
     assert writer.records[-1]["step"] == 20
     writer.write(30, "train", {"loss": 9.0})
+    assert before < writer.records[-1]["seconds"] < before + 100  # which go on
     writer.close()
     found = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(r["step"], r["split"], r["loss"]) for r in found] == [
