@@ -85,12 +85,11 @@ def one_device():
 
 # Mesh and pmap, (data, fsdp, tensor), ZeRO stage, microbatches.
 LAYOUTS = {
-    "fsdp": (ParallelConfig(data=1, fsdp=8), 8, 1),
     "tensor": (ParallelConfig(data=1, tensor=8), 8, 1),
     "all three": (ParallelConfig(data=2, fsdp=2, tensor=2), 8, 1),
     "ZeRO-1": (ParallelConfig(data=2, fsdp=2, tensor=2, zero=1), 8, 1),
     "pmap": (ParallelConfig(mode="pmap"), 8, 1),
-    "2 microbatches": (ParallelConfig(data=2, fsdp=-1), 8, 2),
+    "fsdp, 2 microbatches": (ParallelConfig(data=1, fsdp=-1), 8, 2),
 }
 
 
@@ -130,7 +129,7 @@ def test_an_update_of_whole_tensors_is_the_same_on_a_mesh(name):
     ("layout", "options"),
     [
         (LAYOUTS["all three"], {"remat": True, "scan_layers": True}),
-        pytest.param(LAYOUTS["2 microbatches"], {"remat": True}, marks=pytest.mark.slow),
+        pytest.param(LAYOUTS["fsdp, 2 microbatches"], {"remat": True}, marks=pytest.mark.slow),
         pytest.param(LAYOUTS["pmap"], {"scan_layers": True}, marks=pytest.mark.slow),
     ],
 )

@@ -166,9 +166,11 @@ def train(kind: str, devices: int = 1, microbatches: int = 1, **parallel) -> lis
 
 CASES = [
     ("ranking", {"microbatches": 4}),
-    ("ranking", {"devices": 8, "data": 2, "fsdp": 2, "tensor": 2, "microbatches": 2}),
+    ("ranking", {"devices": 2, "microbatches": 2}),
     ("sparse", {"devices": 8, "data": 2, "fsdp": 2, "tensor": 2, "microbatches": 2}),
-    ("late_interaction", {"devices": 8, "fsdp": 2, "microbatches": 2}),
+    pytest.param(
+        *("late_interaction", {"devices": 8, "fsdp": 2, "microbatches": 2}), marks=pytest.mark.slow
+    ),
     pytest.param("cosent", {"devices": 8}, marks=pytest.mark.slow),
     pytest.param("ranking", {"devices": 8, "mode": "pmap"}, marks=pytest.mark.slow),
     pytest.param("cosine", {"devices": 8, "microbatches": 2}, marks=pytest.mark.slow),

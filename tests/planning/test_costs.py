@@ -223,8 +223,6 @@ def test_muon_certainly_needs_a_moment_less():
             {},
             4,
         ),
-        ({"intermediate_size": 512}, {"data": 2, "tensor": 2}, 1),
-        ({"num_attention_heads": 16}, {"fsdp": 2, "tensor": 2}, 2),
     ],
 )
 def test_sizes_that_fit_are_not_refused(model, axes, microbatches, monkeypatch):
@@ -261,3 +259,5 @@ def test_what_the_formula_says_is_what_the_compiler_says(axes, model, microbatch
         assert by_formula["memory"][use] == compiled["memory"][use]
     share = by_formula["memory"]["total"] / compiled["memory"]["total"]
     assert 0.3 < share < 1.0
+    least = devices.least_memory(config.model, stage, config.optimizer, setup.layout.mesh)
+    assert 0 < least < compiled["memory"]["total"]

@@ -303,8 +303,9 @@ def test_what_cannot_be_forked(tiny_config, stopped, tmp_path, bert_jax_main):
     ):
         with pytest.raises(UserError, match=message):
             pretraining.start(config, tmp_path / "run", fork=fork)
+    fork = shutil.copytree(stopped, tmp_path / "runs/some/run")
     with pytest.raises(UserError, match="--fork begins a new run; choose another --workdir than"):
-        pretraining.start(config, stopped.parents[1], fork=stopped)
+        pretraining.start(config, tmp_path / "runs", fork=fork)
     with pytest.raises(UserError, match="--init and --fork are both set"):
         pretrain(config, tmp_path / "run", init=stopped, fork=stopped)
     with pytest.raises(UserError, match="name its folder by --workdir"):

@@ -7,7 +7,6 @@ import pytest
 from helpers import refused
 
 import bert_jax
-from bert_jax.runs import workdir
 from bert_jax.storage import paths, replacement
 from bert_jax.text import files, records, tokenizer_loading, tokenizer_training
 
@@ -93,7 +92,3 @@ def test_a_folder_has_one_tokenizer(tmp_path, tokenizer):
     for each in (tokenizer, other, tokenizer):
         each.save(tmp_path)
         assert tokenizer_loading.load(tmp_path).fingerprint == each.fingerprint
-
-
-def test_a_workdir_without_a_run_is_nothing(tmp_path):
-    assert workdir.read(tmp_path, bert_jax.TrainConfig).config is None

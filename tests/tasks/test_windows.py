@@ -177,6 +177,7 @@ def test_the_vector_of_a_text_is_the_mean_over_its_windows(tiny_bert, stride):
     assert query[1] < 1
 
 
+@pytest.mark.usefixtures("one_device")
 def test_a_word_beyond_the_positions_is_learned(tiny_bert, tmp_path, capsys):
     generator = np.random.default_rng(0)
     rows = []
