@@ -128,6 +128,21 @@ def test_a_model_of_another_folder_is_the_same_if_its_parameters_are(built, tiny
     Index.load(made._path, dataclasses.replace(tiny_bert, config=config))
 
 
+def test_a_file_that_changes_while_it_is_read_is_refused(tiny_bert, folder, monkeypatch):
+    read, calls = index._read, []
+
+    def changed(*arguments):
+        calls.append(arguments)
+        yield from read(*arguments)
+        if len(calls) == 2:  # first they are counted
+            yield index._Entry("another text", 0, 99)
+
+    monkeypatch.setattr(index, "_read", changed)
+    with refused("a file was changed while it was read; repeat the command"):
+        Index.build(tiny_bert, output=folder / "made", texts=["the bank", "a river"])
+    assert not (folder / "made").exists()
+
+
 def test_a_build_that_fails_leaves_nothing(tiny_bert, folder, monkeypatch):
     monkeypatch.setattr(index, "chunks", functools.partial(index.chunks, most=8))
     embed, calls = index._embed, []

@@ -90,6 +90,7 @@ def test_a_collapsed_run_warns_once_at_its_first_evaluation(
         ("sentence_pairs", ModelConfig(), "none", "set it to nsp or sop"),
         ("replaced_tokens", ModelConfig(), "none", "model_type of electra"),
         ("masked_lm", ElectraConfig(), "none", "no checkpoint of model.model_type electra has"),
+        ("masked_lm", ModelConfig(type_vocab_size=1), "nsp", "one token type for both texts"),
         ("masked_ml", ModelConfig(), "none", "choose auto or one of masked_lm"),
     ],
 )

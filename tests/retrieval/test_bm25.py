@@ -30,6 +30,7 @@ def test_worked_by_hand():
     assert weights[2, 0] == 0
 
 
+@pytest.mark.parity
 def test_equal_to_bm25s():
     bm25s = pytest.importorskip("bm25s")
     texts, queries = some_texts(200), some_texts(20, 1)

@@ -37,6 +37,7 @@ def test_nothing_relevant_scores_nothing():
     assert all(values == [0.0, 0.0] for values in found.values())
 
 
+@pytest.mark.parity
 def test_equal_to_pytrec_eval():
     pytrec_eval = pytest.importorskip("pytrec_eval")
     generator, number, cutoffs = np.random.default_rng(0), 60, (1, 5, 10, 30)

@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from helpers import flip_bit
+from helpers import flip_bit, refused
 from texts import (
     TOKENIZER,
     VOCAB_SIZE,
@@ -339,3 +339,13 @@ def test_an_interruption_while_a_tokenizer_is_trained(data, tmp_path, monkeypatc
         trained.set()
         signal.signal(signal.SIGINT, handler)
     assert not (tmp_path / "store").exists()
+
+
+def test_a_text_without_tokens_on_one_side_is_refused():
+    full, empty = {"tokens": 5, "documents": 1}, {"tokens": 0, "documents": 0}
+    for splits, held_out, key_words in (
+        ({"train": empty, "eval": full}, "", "a.txt has no text to train on; give more text"),
+        ({"train": full, "eval": empty}, "b.txt", "b.txt has no text to evaluate on; give more"),
+    ):
+        with refused(key_words):
+            prepare_lib.check_text({"splits": splits}, "a.txt", "wordpiece", held_out)

@@ -89,6 +89,7 @@ def test_a_missing_package_is_refused_also_beside_a_folder_of_its_name(tmp_path,
         sinks.check(["wandb"])
 
 
+@pytest.mark.parity
 def test_wandb_offline(tmp_path, monkeypatch, capfd):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
