@@ -10,6 +10,7 @@ log in with `hf auth login`, or set HF_TOKEN.
 import argparse
 
 from bert_jax.errors import UserError
+from bert_jax.storage import paths
 from bert_jax.storage.paths import CHECKPOINT
 
 
@@ -27,13 +28,13 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     from bert_jax.bert import load
     from bert_jax.convert import hub
 
-    if is_name := hub.is_name(args.destination):
+    if is_name := paths.is_on_hub(args.destination):
         hub.check_destination(args.destination, force=args.force)
     elif args.private:
         raise UserError("--private is for a model of the hub; give DST as hf:OWNER/NAME")
     bert = load(args.checkpoint)
     exported = bert.export(args.destination, args.head, force=args.force, private=args.private)
-    name, path = exported.architecture, args.destination.removeprefix("hf:")
+    name, path = exported.architecture, args.destination.removeprefix(paths.HUB)
     loader = f"{exported.library.replace('-', '_')}.{name}"
     if exported.library == "transformers":
         loader += ".from_pretrained"

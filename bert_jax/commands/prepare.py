@@ -135,7 +135,7 @@ def _check_flags(args: argparse.Namespace, options: list[str]) -> None:
     is_path = args.tokenizer not in _KINDS
     if paths.is_remote(args.tokenizer):
         raise UserError(f"--tokenizer={args.tokenizer} is not on a disk; copy it, and give that")
-    if is_path and not args.tokenizer.startswith("hf:") and not os.path.exists(args.tokenizer):
+    if is_path and not paths.is_on_hub(args.tokenizer) and not os.path.exists(args.tokenizer):
         hint = nearest(args.tokenizer, _KINDS, "give its file or folder, or what to train")
         raise UserError(f"--tokenizer={args.tokenizer} does not exist; {hint}")
     if args.sample is not None and is_path:
@@ -269,7 +269,7 @@ def _load_tokenizer(args: argparse.Namespace) -> Any:
     path, lowercase = Path(args.tokenizer), not args.cased
     if store.is_store(path):
         path /= "tokenizer"
-    if str(path).startswith("hf:"):
+    if paths.is_on_hub(path):
         from bert_jax.convert import hub  # whose imports take a second
 
         path = hub.fetch(str(path), weights=False)

@@ -12,6 +12,7 @@ from bert_jax.convert import (
 )
 from bert_jax.convert.exportable import Exportable
 from bert_jax.convert.huggingface import Exported
+from bert_jax.storage import paths
 from bert_jax.storage.paths import check_named
 from bert_jax.tasks import make_task
 from bert_jax.tasks.base import UnknownColumns
@@ -35,7 +36,7 @@ def export(
     has_head = task and head is None and not is_of_embeddings
     if is_of_embeddings or has_head:  # the directory says how a text is truncated
         max_length = min(model.data.max_length, max_length)
-    name = str(path).removeprefix("hf:") if hub.is_name(path) else Path(path).name
+    name = str(path).removeprefix(paths.HUB) if paths.is_on_hub(path) else Path(path).name
     with hub.destination(path, force=force, private=private) as folder:
         if task and is_of_embeddings:
             save = _SAVE[task.vectors_kind]

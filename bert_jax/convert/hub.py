@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import wait
 from functools import partial
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from bert_jax import console
@@ -16,12 +16,11 @@ from bert_jax.convert.module_folders import MODULES
 from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
 from bert_jax.models.exchange import COMPANION_FOLDER
-from bert_jax.storage import daemon_thread
+from bert_jax.storage import daemon_thread, paths
 from bert_jax.storage.json_files import read_json
 from bert_jax.storage.replacement import replacing
 from bert_jax.text import tokenizer_loading
 
-_PREFIX = "hf:"
 _SMALL_FILES = (
     "config.json",
     f"{COMPANION_FOLDER}/*.json",
@@ -36,11 +35,6 @@ _SMALL_FILES = (
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "model-*.safetensors")
 _WEIGHTS += (f"{COMPANION_FOLDER}/model.safetensors", "[0-9]_*/model.safetensors")
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
-
-
-def is_name(path: str | PurePath) -> bool:
-    """Return whether a path is the name of a model of the hub."""
-    return str(path).startswith(_PREFIX)
 
 
 def fetch(name: str, *, weights: bool = True) -> Path:
@@ -163,7 +157,7 @@ def _keep_header(repository: str, card: Path) -> None:
 @contextlib.contextmanager
 def destination(path: str | Path, *, force: bool, private: bool) -> Iterator[Path]:
     """Yield an empty folder that becomes an export at `path`, or is uploaded to the hub."""
-    if is_name(path):
+    if paths.is_on_hub(path):
         check_destination(str(path), force=force, private=private)
         with tempfile.TemporaryDirectory() as folder:
             yield Path(folder)
@@ -178,22 +172,22 @@ def address(name: str) -> str:
     """Return the page of a model."""
     from huggingface_hub import constants
 
-    return f"{constants.ENDPOINT}/{name.removeprefix(_PREFIX).partition('@')[0]}"
+    return f"{constants.ENDPOINT}/{name.removeprefix(paths.HUB).partition('@')[0]}"
 
 
 def _parse(name: str) -> tuple[str, str | None]:
     """Return the repository and the revision of a name."""
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 
-    repository, at, revision = name.removeprefix(_PREFIX).partition("@")
+    repository, at, revision = name.removeprefix(paths.HUB).partition("@")
     try:
         validate_repo_id(repository)
         if at and not revision:
             raise HFValidationError
     except HFValidationError as error:
         raise UserError(
-            f"{name} is not the name of a model of the hub; give {_PREFIX}OWNER/NAME, or "
-            f"{_PREFIX}OWNER/NAME@REVISION"
+            f"{name} is not the name of a model of the hub; give {paths.HUB}OWNER/NAME, or "
+            f"{paths.HUB}OWNER/NAME@REVISION"
         ) from error
     return repository, revision or None
 

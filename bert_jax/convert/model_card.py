@@ -11,8 +11,9 @@ from bert_jax.convert.exportable import Exportable
 from bert_jax.convert.huggingface import Exported
 from bert_jax.convert.sentence_transformers import LIBRARY
 from bert_jax.objectives import make_objective
-from bert_jax.storage import json_files
+from bert_jax.storage import json_files, paths
 from bert_jax.storage.paths import AnyPath, file_name
+from bert_jax.text.records import is_dataset
 from bert_jax.training import checkpoint
 
 _FILES = ("source", "eval_source", "path", "train", "eval", "test")  # fields that name files
@@ -36,7 +37,7 @@ def write(folder: Path, name: str, model: Exportable, exported: Exported, max_le
     header = ModelCardData(
         library_name=exported.library,
         pipeline_tag=(task.pipeline_tag if task else pipeline) or None,
-        base_model=_repository(origin) if origin.startswith("hf:") else None,
+        base_model=_repository(origin) if paths.is_on_hub(origin) else None,
         tags=tags,
     )
     layers = counted(config.num_hidden_layers, "layer")
@@ -116,7 +117,7 @@ def _scores(source: Any, run: Any, results: Mapping[str, Any], dropped: Sequence
 
 def _training(source: Any, run: Any, results: Any, origin: str) -> list[str]:
     """Return what a model started from, its data and how long it was trained."""
-    if origin.startswith("hf:"):
+    if paths.is_on_hub(origin):
         repository = _repository(origin)
         start = f"[{repository}](https://huggingface.co/{repository})"
     else:
@@ -180,12 +181,12 @@ def _python(code: str) -> str:
 
 
 def _repository(name: str) -> str:
-    return name.removeprefix("hf:").partition("@")[0]
+    return name.removeprefix(paths.HUB).partition("@")[0]
 
 
 def _short(files: str) -> str:
     """Return files without their folders, which are of no use to others, and may be private."""
-    names = (text if text.startswith("tfds:") else file_name(text) for text in files.split(","))
+    names = (text if is_dataset(text) else file_name(text) for text in files.split(","))
     return ",".join(names)
 
 

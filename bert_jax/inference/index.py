@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, Self, overload
 import numpy as np
 
 from bert_jax import console
-from bert_jax.convert import hub
 from bert_jax.errors import UserError, refuse
 from bert_jax.inference.embeddings import TextEncoder, embedding_identity
 from bert_jax.inference.loading import LoadedModel, load_model
@@ -28,7 +27,7 @@ from bert_jax.inference.tokenization import text_list, warn_truncated
 from bert_jax.retrieval import search
 from bert_jax.retrieval.vectors import KINDS, ArrayWriter, check_entries
 from bert_jax.storage import checksums, json_files
-from bert_jax.storage.paths import AnyPath, absolute, as_path, on_disk
+from bert_jax.storage.paths import AnyPath, absolute, as_path, is_on_hub, on_disk
 from bert_jax.storage.replacement import replacing
 from bert_jax.text import builtin
 from bert_jax.text.files import existing
@@ -132,7 +131,7 @@ class TextIndex:
             kind = kind_of_vectors(bert)
             paths = [folder / name for name in (*_FILES, *KINDS[kind].files)]
             source = str(bert.source or "")
-            is_path = source and not hub.is_name(source)
+            is_path = source and not is_on_hub(source)
             record = {
                 "format": _FORMAT,
                 "identity": {
@@ -256,7 +255,7 @@ class TextIndex:
         name = self._checkpoint
         told = f"give its model: --checkpoint={name or 'CHECKPOINT'}, or Index.load(INDEX, MODEL)"
         refuse(not name, f"{self._path} names no checkpoint", fix=told)
-        refuse(hub.is_name(name), f"{self._path} is of {name}, maybe a download", fix=told)
+        refuse(is_on_hub(name), f"{self._path} is of {name}, maybe a download", fix=told)
         try:
             bert = self._load(name)
         except UserError as error:

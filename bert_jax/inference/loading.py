@@ -60,7 +60,7 @@ class LoadedModel:
 
 def load_model(path: str | AnyPath, dtype: Dtype | None = None) -> LoadedModel:
     """Return the content of a checkpoint; `bert_jax.load` says of which, and what a dtype is."""
-    if hub.is_name(path):
+    if paths.is_on_hub(path):
         return dataclasses.replace(load_model(hub.fetch(str(path)), dtype), source=str(path))
     path = paths.as_path(path)
     for module, is_its in (

@@ -16,7 +16,7 @@ from bert_jax.batches.buckets import Batcher, BucketedBatches
 from bert_jax.config import FinetuneConfig
 from bert_jax.config.schedule import RateSchedule, Stage
 from bert_jax.distributed import mesh as meshes
-from bert_jax.errors import refuse
+from bert_jax.errors import UserError
 from bert_jax.inference.predictions import predict_examples
 from bert_jax.runs.workdir import Workdir
 from bert_jax.tasks.base import Example, Task
@@ -202,10 +202,9 @@ def tokenize(
     model, length = config.model, config.data.max_length
     features = task.features(examples, tokenizer, model, length)
     unusable = features.skipped
-    refuse(
-        unusable and len(unusable) == len(examples),
-        f"none of {console.counted(len(examples), 'example')} has a label that can be used; the "
-        f"first: {''.join(unusable[:1])}",
-        fix="correct the labels",
-    )
+    if unusable and len(unusable) == len(examples):
+        raise UserError(
+            f"none of {console.counted(len(examples), 'example')} has a label that can be used; "
+            f"the first: {unusable[0]}; correct the labels"
+        )
     return make_batcher(features, tokenizer, model, length)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 else:
     AnyPath = PurePath  # the base of both; to import etils here would delay each command by 60 ms
 
+HUB = "hf:"  # before the name of a model of the Hugging Face hub
 # What a CHECKPOINT may be, for help and errors.
 CHECKPOINT = (
     "a workdir, one of its checkpoints, a Hugging Face or Google checkpoint directory, or "
@@ -72,6 +73,11 @@ def check_named(name: object) -> None:
         raise UserError("a path is empty; give the name of a file or a folder")
 
 
+def is_on_hub(name: object) -> bool:
+    """Return whether a path is the name of a model of the Hugging Face hub."""
+    return str(name).startswith(HUB)
+
+
 def on_disk(name: object) -> Path:
     """Return the path of a file or folder to write, in which "~" is the user's home.
 
@@ -80,7 +86,7 @@ def on_disk(name: object) -> Path:
     check_named(name)
     path = str(name)
     refuse(
-        is_remote(path) or path.startswith("hf:"),
+        is_remote(path) or is_on_hub(path),
         f"{path} is not on a disk, where this is written",
         fix="give another path, and copy what is there then",
     )

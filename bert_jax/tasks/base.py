@@ -87,7 +87,6 @@ class Task(abc.ABC):
     has_quick_baselines: ClassVar[bool] = False  # shown without `compare`
     # What `example_from` takes, for messages.
     value_form: ClassVar[str] = "a dict of the columns of the data"
-    has_columns: ClassVar[bool] = True  # whether `DataFiles.text` and `label` name what it reads
     has_txt_lines: ClassVar[bool] = True  # whether a .txt to predict has a text on each line
     # The end of the name of the class of `transformers` that the head is exported as, such as
     # "ForTokenClassification". A task without one exports its encoder alone.
@@ -143,16 +142,9 @@ class Task(abc.ABC):
             fix="name each once",
         )
 
-    @classmethod
+    @classmethod  # noqa: B027 - nearly all kinds read them
     def check_columns(cls, data: DataFiles) -> None:
-        """Refuse names of columns where a task's files have names of their own."""
-        default = DataFiles()
-        for name in ("text", "label"):
-            refuse(
-                not cls.has_columns and getattr(data, name) != getattr(default, name),
-                f"data.{name} names a column, and {cls.settings().kind} reads those of SQuAD",
-                fix="leave it out",
-            )
+        """Refuse names of columns that a task does not read."""
 
     @classmethod
     def continued(

@@ -18,6 +18,7 @@ from bert_jax.errors import UserError, refuse
 from bert_jax.tasks import glue, make_task
 from bert_jax.tasks.base import Example, Task
 from bert_jax.text import builtin, memory
+from bert_jax.text.records import is_dataset
 
 _RELABEL = "correct it, or give all in task.labels, and --config.new_head=True beside a head"
 _SPLIT_SEED = 0  # the same held-out examples for every seed of a run
@@ -116,8 +117,8 @@ def _sources(
             f"data.eval is {data.eval}, the recipe's own examples, and the training examples are "
             "others; give a file, or none (--config.data.eval=none), which holds out a part of them"
         )
-    is_not_tfds = is_own and not str(train).startswith("tfds:")
-    if is_not_tfds and any(source.startswith("tfds:") for source in evals.values()):
+    is_not_tfds = is_own and not is_dataset(str(train))
+    if is_not_tfds and any(map(is_dataset, evals.values())):
         console.warn(
             f"data.eval is {data.eval}, perhaps the recipe's own, and the training examples are "
             "others; with --config.data.eval=none a part of these is held out"

@@ -103,7 +103,6 @@ class QuestionAnswering(Task):
     file_suffixes = (".json", ".nbest.json")
     pipeline_tag = "question-answering"
     num_outputs = 2
-    has_columns = False  # a file has those of SQuAD
     missing_label = "no answers; give them, or [] where there are none"
     foreign_max_length = 384  # of google-research/bert `run_squad.py`
     value_form = "a question and a context, or a dict of them"
@@ -114,6 +113,16 @@ class QuestionAnswering(Task):
             self.default_metrics = ("best_f1",)
             self.known_metrics = ("exact_match", "f1", "best_exact", "best_f1")
         super().__init__(config, labels)
+
+    @classmethod
+    def check_columns(cls, data: DataFiles) -> None:
+        default = DataFiles()
+        for name in ("text", "label"):
+            refuse(
+                getattr(data, name) != getattr(default, name),
+                f"data.{name} names a column, and {cls.settings().kind} reads those of SQuAD",
+                fix="leave it out",
+            )
 
     @classmethod
     def check(cls, config: FinetuneConfig) -> None:

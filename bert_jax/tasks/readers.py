@@ -10,7 +10,7 @@ from bert_jax.config import DataFiles
 from bert_jax.errors import UserError
 from bert_jax.text import builtin
 from bert_jax.text.files import existing, file_type, read_lines
-from bert_jax.text.records import Record, parse_json, read_records
+from bert_jax.text.records import Record, is_dataset, parse_json, read_records
 
 _REMEDY = "give a file, or tfds:NAME@SPLIT"
 
@@ -78,7 +78,7 @@ def _columns(line: str) -> list[str]:
 
 def squad(source: str) -> Iterator[Record]:
     """Yield the questions of a SQuAD file, with the context, or of a .jsonl or tfds:... of them."""
-    is_flat = source.startswith("tfds:") or file_type(source) in (".jsonl", ".ndjson", ".parquet")
+    is_flat = is_dataset(source) or file_type(source) in (".jsonl", ".ndjson", ".parquet")
     records = read_records(source) if is_flat else _nested_questions(source)
     for record in questions(records):
         yield Record(f"{source}: question {record.fields['id']}", record.fields)

@@ -17,7 +17,7 @@ from bert_jax.tasks import readers
 from bert_jax.tasks.base import Example, Task
 from bert_jax.tasks.sequences import build_sequence, longest_sequence, max_text_tokens
 from bert_jax.text.files import file_type
-from bert_jax.text.records import JSON_LINES, Record
+from bert_jax.text.records import JSON_LINES, Record, is_dataset
 from bert_jax.text.tokenizer import Tokenizer
 
 _OUTSIDE = "O"  # the tag of a word of no entity
@@ -45,7 +45,7 @@ class TokenClassification(Task):
         super().__init__(config, labels)
 
     def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
-        if source.startswith("tfds:") or file_type(source) in (*JSON_LINES, ".parquet"):
+        if is_dataset(source) or file_type(source) in (*JSON_LINES, ".parquet"):
             return super().read_records(source, data)
         return readers.conll(source)
 

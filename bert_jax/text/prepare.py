@@ -77,18 +77,18 @@ def write(
     except UserError:
         locks.check_unlocked(folder)  # a process that writes other text is the first thing to say
         raise
-    if "vocab_size" in record:
+    if store.is_complete(record):
         return
     try:
-        if "splits" not in record and isinstance(tokenizer, TokenizerConfig):
+        if not store.has_tokenizer(record) and isinstance(tokenizer, TokenizerConfig):
             sentences = training_sentences(sources, data.eval_fraction)
             tokenizer = train_tokenizer(sentences, tokenizer, vocab_size)
         with locked(folder):
             record = _read_progress(folder, identity, restarts)
-            if "vocab_size" in record:  # another process has written it meanwhile
+            if store.is_complete(record):  # another process has written it meanwhile
                 return
             progress = folder / "progress.json"
-            if isinstance(tokenizer, Tokenizer) and "splits" not in record:
+            if isinstance(tokenizer, Tokenizer) and not store.has_tokenizer(record):
                 record = {"identity": identity}
                 json_files.write_record(progress, record)  # the folder is this store's now
                 tokenizer.save(folder / "tokenizer")

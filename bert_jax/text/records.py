@@ -64,6 +64,11 @@ class Record:
         )
 
 
+def is_dataset(source: str) -> bool:
+    """Return whether a source is a dataset of TensorFlow Datasets."""
+    return source.startswith(_TFDS)
+
+
 def read_records(
     source: str, columns: Sequence[str] = (), *, skips_ragged: bool = False, lines: bool = False
 ) -> Iterator[Record]:
@@ -85,7 +90,7 @@ def read_records(
     >>> [record.fields for record in read_records(str(path))]
     [{'text': 'a river', 'label': 'water'}]
     """
-    if source.startswith(_TFDS):
+    if is_dataset(source):
         if not source.partition("@")[2]:
             raise UserError(f"{source} names no split; add one, such as {source.rstrip('@')}@train")
         return read_dataset(source, open_dataset(source))

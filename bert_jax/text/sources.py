@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.config import DataConfig
-from bert_jax.errors import UserError, refuse
+from bert_jax.errors import UserError
 from bert_jax.storage import paths, remote
 from bert_jax.text import builtin, files, records, sentences
 from bert_jax.text.files import read_lines
@@ -272,12 +272,11 @@ def check_apart(sources: Iterable[Source]) -> None:
     names: dict[str, str] = {}
     for source in sources:
         for origin in source.origins:
-            refuse(
-                origin in names,
-                f"{origin} is a part of {names.get(origin)} and of {source.name}, so that what is "
-                "held out would be trained on",
-                fix="name each text once",
-            )
+            if origin in names:
+                raise UserError(
+                    f"{origin} is a part of {names[origin]} and of {source.name}, so that what is "
+                    "held out would be trained on; name each text once"
+                )
         names |= dict.fromkeys(source.origins, source.name)
 
 

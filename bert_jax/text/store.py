@@ -147,6 +147,16 @@ def read_record(path: Path) -> dict[str, Any]:
     return json_files.read_json(path, REMEDY, is_record=path.name == "store.json")
 
 
+def has_tokenizer(record: Mapping[str, Any]) -> bool:
+    """Return whether the store of a record has its tokenizer; {} is the record of none."""
+    return "splits" in record
+
+
+def is_complete(record: Mapping[str, Any]) -> bool:
+    """Return whether the store of a record has all of its text."""
+    return "vocab_size" in record
+
+
 def unknown_share(record: Mapping[str, Any]) -> float:
     """Return the share of the characters that have become the unknown token."""
     number, unknown = (record[name] for name in CHARACTERS)

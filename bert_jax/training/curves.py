@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.storage import json_files
+from bert_jax.training.objective import TOKENS
 
 _COUNTERS = ("step", "epoch", "sequences", "tokens", "seconds")
-_NOT_DRAWN = {*_COUNTERS, "split", "token_share", "sequences_per_second", "tokens_per_second"}
-_NOT_DRAWN.add("hidden_similarity")  # of which a warning tells
+# Values of a record that are no score. Of `hidden_similarity` a warning tells.
+NO_SCORES = {TOKENS, "sequences_per_second", "tokens_per_second", "hidden_similarity"}
+_NOT_DRAWN = {*_COUNTERS, "split", *NO_SCORES}
 _OF_OPTIMIZER = ("learning_rate", "gradient_norm")
 BASELINE = "_baseline"  # the end of the name of a metric's baseline that changes during a run
 _SHARES = re.compile(r"(accuracy|f1|exact(_match)?|precision|recall)$")

@@ -13,7 +13,7 @@ from bert_jax.config import FinetuneConfig, TrainConfig
 from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
 from bert_jax.training import curves, sinks
-from bert_jax.training.objective import TOKENS, Figure, Metrics
+from bert_jax.training.objective import Figure, Metrics
 
 CURVES, BASELINES = "curves.png", "baselines.json"
 _EVENTS = "TensorBoard's events"
@@ -169,8 +169,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-_NOT_SHOWN = {"loss", "gradient_norm", TOKENS, "sequences_per_second", "tokens_per_second"}
-_NOT_SHOWN.add("hidden_similarity")  # of which a warning tells
+_NOT_SHOWN = {"loss", "gradient_norm", *curves.NO_SCORES}
 
 
 def describe(
