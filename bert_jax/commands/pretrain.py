@@ -2,14 +2,14 @@
 
     bert-jax pretrain --config=tiny --workdir=runs/tiny
 
-The same command again resumes a run that was interrupted, and with more steps it lengthens a run,
-finished or not. Without `--config`, a run that is in `--workdir` has its own config. `--init`
-continues from the weights, the shape and the tokenizer of another model; heads that it lacks are
-randomly initialized. `--fork` begins a new run from the whole state of another one, the optimizer's
-included, with its config unless `--config` names a recipe. The workdir may be gs://BUCKET/FOLDER.
+The same command resumes an interrupted run. With more steps it lengthens a run, even a finished
+one. Without `--config`, a run that is in `--workdir` keeps its config. `--init` takes the weights,
+the shape and the tokenizer of another model; heads that it lacks start from random weights.
+`--fork` begins a new run from the whole state of another run, the optimizer's included, and takes
+its config, unless `--config` names a recipe. The workdir may be gs://BUCKET/FOLDER.
 
-On several hosts the same command is started on each, with a workdir that all of them share;
-docs/machines.md says how they find each other.
+On several hosts, start the same command on each, with a workdir that they share. docs/machines.md
+says how they find each other.
 """
 
 import argparse
@@ -30,16 +30,16 @@ def add_arguments(parser: Parser) -> None:
     add_config(parser, _DEFAULT, TrainConfig)
     parser.set_defaults(config=None)
     add_run(parser, None, f"{CHECKPOINT}, to continue from")
-    what = "a workdir whose run to continue in another workdir, from its last checkpoint or STEP"
+    what = "the workdir of a run to continue in --workdir, from its last checkpoint or from STEP"
     parser.add_argument("--fork", metavar="RUN[@STEP]", help=what)
-    what = "train for about so long: a step is timed, and sets the steps, the batch and the size"
+    what = "train for about so many minutes: the time of a step sets steps, batch and model size"
     parser.add_argument("--minutes", type=float, metavar="M", help=what)
 
 
 def run(args: argparse.Namespace, words: list[str]) -> None:
     own = None
     if args.fork and not args.workdir:
-        raise UserError("--fork begins a new run; name its folder by --workdir")
+        raise UserError("--fork begins a new run; name its folder with --workdir")
     if args.workdir and not args.config:
         from bert_jax.runs import origin  # late, as it imports JAX
 
@@ -49,18 +49,18 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
         _check_minutes(args, recipe)
         own = own or _config_of_run(recipe.name, args.workdir)
         if own:  # so that the same command resumes
-            console.show("minutes    are those of the run, which resumes with its own steps")
+            console.show("minutes    have no effect: the run resumes with its own steps")
             args.minutes, args.workdir = None, args.workdir or f"runs/{recipe.name}"
             _take_fitted(recipe, own)
     process.train("pretrain", args, recipe._replace(name="") if own else recipe)
 
 
 def _check_minutes(args: argparse.Namespace, recipe: Recipe) -> None:
-    """Refuse minutes that are none, or beside what else says how long a run is."""
+    """Refuse minutes that are no time, or do not fit other flags."""
     refuse(
         not 0 < args.minutes < math.inf,
         f"--minutes={args.minutes:g} is no time",
-        fix="give a positive number of minutes",
+        fix="give a positive, finite number",
     )
     refuse(
         "steps" in recipe.fields,
@@ -75,8 +75,8 @@ def _check_minutes(args: argparse.Namespace, recipe: Recipe) -> None:
     in_steps = next((name for name, has in fields.items() if has and name in recipe.fields), None)
     refuse(
         in_steps,
-        f"{in_steps} is in steps, and --minutes finds out how many there are",
-        fix="give a share of them, such as 0.9",
+        f"{in_steps} is in steps, and --minutes decides how many there are",
+        fix="give a share of the steps, such as 0.9",
     )
     refuse(
         args.fork,
@@ -85,13 +85,16 @@ def _check_minutes(args: argparse.Namespace, recipe: Recipe) -> None:
     )
     refuse(
         args.num_processes and args.num_processes > 1,
-        "--minutes times a step on one host",
+        "--minutes is for one host",
         fix="give --config.steps on several",
     )
 
 
 def _take_fitted(recipe: Recipe, own: TrainConfig) -> None:
-    """Set what the minutes have changed of a recipe in a run; the rest is compared with the run."""
+    """Set what `--minutes` chose for the run, but for what the command line sets.
+
+    Whether the rest of the recipe is that of the run is checked as for any run that resumes.
+    """
     from bert_jax.planning import time_budget  # late, as it imports JAX
 
     before = settings.flatten(own)
@@ -101,7 +104,7 @@ def _take_fitted(recipe: Recipe, own: TrainConfig) -> None:
 
 
 def _config_of_run(name: str, workdir: str | None) -> TrainConfig | None:
-    """Return the config of the run that has a workdir, by default that of a recipe's name."""
+    """Return the config of the run in a workdir, by default runs/NAME of a recipe; None without."""
     from bert_jax.runs import origin  # late, as it imports JAX
 
     return origin.own_config(paths.as_path(workdir or f"runs/{name}"))

@@ -167,7 +167,7 @@ def _fit(recipe: Recipe, minutes: float, init: str | None) -> "TrainConfig":
 
     refuse(
         hosts.count() > 1,
-        "--minutes times a step on one host",
+        "--minutes is for one host",
         fix="give --config.steps on several",
     )
     config = recipe.config

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import jax
 
 MATMULS, BETWEEN, _UNKNOWN = "matmuls", "between operations", "other kernels"
-# The opcodes that tell a kind, wherever they were made, the first of these first.
+# Beginnings of opcodes that decide the kind, in any scope. The first kind that matches wins.
 _OPCODES = {
     "communication": ("all-gather", "all-reduce", "all-to-all", "collective", "reduce-scatter"),
     MATMULS: ("dot", "convolution"),
 }
-# The last scope that the model or the step has named, as JAX keeps it, tells most other kinds.
+# Patterns of the scopes that decide most other kinds. The first that matches any scope wins.
 _SCOPES = {
     "optimizer": "optimizer",
     "dropout": "dropout",
@@ -23,15 +23,15 @@ _SCOPES = {
     "normalization": r"\w*norm",
     "activation": "activation",
 }
-# Parts of the names of kernels: those of cuDNN, as of 9.19, and those of cuBLAS, as of 13.1.
+# Patterns of the names that kernels of cuDNN 9.19 and cuBLAS 13.1 have.
 _LIBRARIES = {"attention": r"cudnn", MATMULS: r"^nvjet|cublas|cutlass|gemm"}
 _LOOKUPS = {"gather", "scatter", "dynamic-slice", "dynamic-update-slice", "sort"}
 _COPIES = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "copy", "transpose"}
 _COPIES |= {"reshape", "broadcast", "slice", "concatenate", "pad", "convert", "iota"}
-_INLINED = {"fusion", "call"}  # one operation of what the computation that they name has
-_LOOPS = {"while", "conditional"}  # whose bodies have operations of their own in a trace
-_PARTS = {"gather", "dynamic-slice", "slice"}  # which read a part of their first operand
-# Which replace a part of their first operand, with the number of the operand that is the part.
+_INLINED = {"fusion", "call"}  # which run a whole computation as one operation
+_LOOPS = {"while", "conditional"}  # whose bodies are separate operations in a trace
+_PARTS = {"gather", "dynamic-slice", "slice"}  # which read only a part of their first operand
+# Which replace a part of their first operand. The number is that of the operand with the new part.
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 _BYTES = {"pred": 1, "bf16": 2, "f16": 2, "f64": 8, "s64": 8, "u64": 8, "s8": 1, "u8": 1}
 _ARRAY = re.compile(r"\b(pred|bf16|[fsu]\d+)\[([\d,]*)\]")
@@ -48,11 +48,13 @@ class Operation(NamedTuple):
 
 
 class _Instruction(NamedTuple):
+    """An instruction of a compiled program."""
+
     opcode: str
     size: int  # of the result, in bytes
     operands: Sequence[str]
     scopes: str  # "jit(train_step)/…"
-    called: Sequence[str]  # computations
+    called: Sequence[str]  # the names of computations
     is_root: bool
 
 
@@ -60,7 +62,7 @@ _Instructions = Mapping[str, _Instruction]  # of a computation, by name
 
 
 class Interval(NamedTuple):
-    """One run of an operation on one thread or stream, in nanoseconds."""
+    """One run of an operation on one thread or stream, from start to end in nanoseconds."""
 
     name: str
     start: float
@@ -68,7 +70,7 @@ class Interval(NamedTuple):
 
 
 def operations(program: str) -> dict[str, Operation]:
-    """Return the operations of a compiled program's text by their names."""
+    """Return every instruction of a compiled program, whose text is given, by its name."""
     current: dict[str, _Instruction] = {}
     computations: dict[str, dict[str, _Instruction]] = {}
     for line in program.splitlines():
@@ -101,7 +103,10 @@ def operations(program: str) -> dict[str, Operation]:
 
 
 def _moved(name: str, instructions: _Instructions, inner: _Instructions | None) -> int:
-    """Return the bytes that an operation reads and writes; `inner` is what a fusion is of."""
+    """Return how many bytes an operation reads and writes; 0 for a loop.
+
+    `inner` has the instructions of a fusion or a call; None for another operation.
+    """
     each = instructions[name]
     if each.opcode in _LOOPS:
         return 0
@@ -114,7 +119,7 @@ def _moved(name: str, instructions: _Instructions, inner: _Instructions | None) 
 
 
 def _read(name: str, instructions: _Instructions) -> int:
-    """Return the bytes of a value that those instructions read which use it."""
+    """Return how many bytes of a value are read by the instructions that use it."""
     total = 0
     for user, each in instructions.items():
         if name not in each.operands:
@@ -129,7 +134,7 @@ def _read(name: str, instructions: _Instructions) -> int:
 
 
 def _written(name: str, instructions: _Instructions) -> int:
-    """Return the bytes that the result of an instruction writes."""
+    """Return how many bytes an instruction writes."""
     each = instructions[name]
     if each.opcode in _UPDATES:
         return instructions[each.operands[_UPDATES[each.opcode]]].size
@@ -139,7 +144,7 @@ def _written(name: str, instructions: _Instructions) -> int:
 
 
 def _size(shape: str) -> int:
-    """Return the bytes of an array's or a tuple's shape, as a program's text has it."""
+    """Return the bytes of an array or a tuple, whose shape is as a program's text has it."""
     return sum(
         math.prod(map(int, filter(None, sizes.split(",")))) * _BYTES.get(kind, 4)
         for kind, sizes in _ARRAY.findall(shape)
@@ -156,21 +161,21 @@ def _kind(opcodes: set[str], scopes: str) -> str:
         return next(kind for kind, match in zip(_SCOPES, named, strict=True) if match)
     if opcodes & _LOOKUPS:
         return "lookups"
-    inner = opcodes - {"fusion", "call"}
+    inner = opcodes - _INLINED
     return "copies" if inner <= _COPIES else "other elementwise"
 
 
 def _kind_of_kernel(name: str) -> str:
-    """Return the kind of a kernel of a GPU's libraries, which have names of their own."""
+    """Return the kind of a kernel that has no operation's name, such as one of cuBLAS."""
     return next((kind for kind, names in _LIBRARIES.items() if re.search(names, name)), _UNKNOWN)
 
 
 def read_trace(folder: Path, operations: Mapping[str, Operation]) -> list[list[Interval]]:
-    """Return the operations of the latest trace in a folder, by thread or stream.
+    """Return the runs of operations in the latest trace of a folder, by thread or stream.
 
-    Of a CPU's threads, which do other work too, those that have the name of one of `operations`.
+    A CPU's threads do other work too. Only what has the name of one of `operations` is returned.
     """
-    # A GPU's kernels have the names of operations, without points.
+    # A kernel that XLA made for a GPU has its operation's name, with _ for each point.
     names = {name.replace(".", "_"): name for name in operations}
     path = max(folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
     planes = list(jax.profiler.ProfileData.from_file(str(path)).planes)
@@ -178,12 +183,12 @@ def read_trace(folder: Path, operations: Mapping[str, Operation]) -> list[list[I
     found = []
     for plane in of_devices or planes:
         lines = list(plane.lines)
-        # TPUs have lines of the same time by step, module and operation.
+        # A TPU's trace has the same time in three lines: by step, by module and by operation.
         chosen = [line for line in lines if line.name == "XLA Ops"] or lines
         for line in chosen:
             intervals = []
             for event in line.events:
-                # Not by its `stats`: to read them ends the process with JAX 0.12.
+                # Its `stats` are not read: with JAX 0.12 that ends the process.
                 name = str(event.name).lstrip("%").split(" ")[0]
                 name = names.get(name.replace(".", "_"), name)
                 if of_devices or name in operations:
@@ -195,28 +200,29 @@ def read_trace(folder: Path, operations: Mapping[str, Operation]) -> list[list[I
 def shares(
     threads: Iterable[Sequence[Interval]], operations: Mapping[str, Operation], *, steps: int
 ) -> dict[str, dict[str, float]]:
-    """Return by kind its "share" of the time and its "bytes" in one of `steps`, largest first.
+    """Return the "share" of the time and the "bytes" a step of each kind, the largest share first.
 
-    The share of a kind is that of the time in which an operation runs, by its part of the time of
-    all threads; `BETWEEN` is the rest. An operation that waits for a core counts as running.
+    The time in which an operation runs is divided among the kinds as their times on all threads
+    are. `BETWEEN`, which is last, is the time in which none runs. An operation that waits for a
+    core counts as running.
     """
     time, moved = defaultdict[str, float](float), defaultdict[str, float](float)
     every: list[Interval] = []
 
-    def kind_of(name: str) -> Operation:
+    def operation_of(name: str) -> Operation:
         return operations.get(name) or Operation(_kind_of_kernel(name), 0)
 
     for intervals in threads:
         every += intervals
-        open_intervals: list[Interval] = []  # those that hold the next one, as a loop does its body
+        open_intervals: list[Interval] = []  # that enclose the next one, as a loop does its body
         for each in intervals:
-            kind, size = kind_of(each.name)
+            kind, size = operation_of(each.name)
             while open_intervals and open_intervals[-1].end <= each.start:
                 open_intervals.pop()
             time[kind] += each.end - each.start
             if open_intervals:  # of a GPU's kernels the ends of two may overlap
                 outer = open_intervals[-1]
-                time[kind_of(outer.name).kind] -= min(each.end, outer.end) - each.start
+                time[operation_of(outer.name).kind] -= min(each.end, outer.end) - each.start
             moved[kind] += size
             open_intervals.append(each)
     every.sort(key=lambda each: each.start)

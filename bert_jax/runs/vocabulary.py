@@ -100,24 +100,24 @@ def _transferred(values: np.ndarray, axis: int, found: list[list[int]], count: i
 
 
 def check(config: TrainConfig, kept_by: str, fields: Collection[str]) -> None:
-    """Refuse settings of a tokenizer that have no effect when a run begins.
+    """Refuse settings of a tokenizer that a new run would ignore.
 
     Args:
-      config: of the run.
-      kept_by: the flag that a tokenizer comes with, --init or --fork; "" without.
-      fields: the dotted names of what the command line has set.
+      config: that of the run.
+      kept_by: the flag whose model has a tokenizer, --init or --fork; "" without.
+      fields: the dotted names of the settings that the command line has.
     """
     count = config.tokenizer.add
     fix = "give --init, or set a larger model.vocab_size"
     refuse(
         count and kept_by != "--init",
         f"tokenizer.add is {count}, and adds tokens to the vocabulary of --init",
-        fix="leave it out: --fork keeps its tokenizer" if kept_by else fix,
+        fix="leave it out: a fork keeps its tokenizer" if kept_by else fix,
     )
     of_training = (each for each in fields if each.startswith("tokenizer.") and each not in _CHOSEN)
     unused = next(of_training, None)
     refuse(
         unused and kept_by and not config.tokenizer.path,
-        f"{unused} has no effect, as the run has the tokenizer of {kept_by}",
+        f"{unused} has no effect, as the tokenizer is that of {kept_by}",
         fix="leave it out" + (", or give tokenizer.path" if kept_by == "--init" else ""),
     )

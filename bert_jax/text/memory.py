@@ -152,22 +152,22 @@ def chunks(
     length: Callable[[_Text], int] = len,
     *,
     most: float = 4096,
-    most_characters: int = 400_000,
+    enough_characters: int = 400_000,
 ) -> Iterator[list[_Text]]:
-    """Yield some thousands of texts at a time, fewer where they are long.
+    """Yield lists of some thousands of texts, of fewer where they are long.
 
     Args:
-      texts: or what has some.
-      length: returns the characters of one.
-      most: how many of them are in a list.
-      most_characters: with which a list ends.
+      texts: any items that have characters.
+      length: returns the number of characters of an item.
+      most: the largest number of items of a list; math.inf for any.
+      enough_characters: a list ends with the item that gives it so many.
     """
     chunk: list[_Text] = []
     characters = 0
     for text in texts:
         chunk.append(text)
         characters += length(text)
-        if len(chunk) == most or characters >= most_characters:
+        if len(chunk) == most or characters >= enough_characters:
             yield chunk
             chunk, characters = [], 0
     if chunk:

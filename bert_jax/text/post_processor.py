@@ -8,30 +8,34 @@ from bert_jax.errors import UserError
 
 
 def num_separators(tokenizer: tokenizers.Tokenizer, cls_id: int, sep_id: int) -> int:
-    """Return how many [SEP] a tokenizer puts between two texts; 0 if it has no rule for two.
+    """Return how many separators a tokenizer puts between two texts.
+
+    0 is for one that adds no special token to a pair.
 
     Raises:
-      UserError: it puts one text, or two, between other special tokens than BERT.
+      UserError: special tokens stand elsewhere around one text or two than BERT's, or RoBERTa's,
+        which has more separators between them.
     """
     cls, sep = map(tokenizer.id_to_token, (cls_id, sep_id))
     if tokenizer.encode("").ids != [cls_id, sep_id]:
         names = " ".join(tokenizer.encode("").tokens) or "nothing"
         raise UserError(
-            f"a text gets the special tokens {names}, not {cls} and {sep}; correct the "
-            "post_processor of its tokenizer.json"
+            f"the tokenizer adds {names} to a text, and must add {cls} {sep}; correct the "
+            "post_processor in its tokenizer.json"
         )
     encoding = tokenizer.encode("a", "a")
-    of_special = {cls_id: "C", sep_id: "S"}
+    # C and S are [CLS] and [SEP], A and B tokens of the two texts, and ? another special token.
+    letters = {cls_id: "C", sep_id: "S"}
     order = "".join(
-        of_special.get(index, "?") if text is None else "AB"[text]
-        for index, text in zip(encoding.ids, encoding.sequence_ids, strict=True)
+        letters.get(token_id, "?") if text is None else "AB"[text]
+        for token_id, text in zip(encoding.ids, encoding.sequence_ids, strict=True)
     )
     if re.fullmatch("A*B*", order):
         return 0
     match = re.fullmatch("CA*(S+)B*S", order)
     if match is None:
         raise UserError(
-            f"the texts a and a are joined to {' '.join(encoding.tokens)}, not with {sep} between "
-            "and behind them; correct the post_processor of its tokenizer.json"
+            f"the tokenizer joins the texts a and a to {' '.join(encoding.tokens)}, and must join "
+            f"them to {cls} a {sep} a {sep}; correct the post_processor in its tokenizer.json"
         )
     return len(match[1])

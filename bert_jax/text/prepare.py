@@ -210,7 +210,7 @@ def _tokenize(
         itertools.islice(documents, writer.num_documents, None),
         lambda document: sum(map(len, document[1])),
         most=math.inf,
-        most_characters=_BATCH_CHARACTERS,
+        enough_characters=_BATCH_CHARACTERS,
     )
     start_time, previous_characters = time.monotonic(), writer.num_characters
     size, has_warned = sum(source.size for source in sources), False

@@ -1,4 +1,4 @@
-"""`curves.png` of a run: its losses and scores by step, beside scores that need no model."""
+"""Draw `curves.png` of a run: losses and scores by step, beside scores that need no model."""
 
 import io
 import re
@@ -11,9 +11,9 @@ from bert_jax.storage import json_files
 from bert_jax.training.objective import TOKENS
 
 _COUNTERS = ("step", "epoch", "sequences", "tokens", "seconds")
-# Values of a record that are no score. Of `hidden_similarity` a warning tells.
-NO_SCORES = {TOKENS, "sequences_per_second", "tokens_per_second", "hidden_similarity"}
-_NOT_DRAWN = {*_COUNTERS, "split", *NO_SCORES}
+# Values of a record that are not scores. A warning tells of `hidden_similarity`.
+NOT_SCORES = {TOKENS, "sequences_per_second", "tokens_per_second", "hidden_similarity"}
+_NOT_DRAWN = {*_COUNTERS, "split", *NOT_SCORES}
 _OF_OPTIMIZER = ("learning_rate", "gradient_norm")
 BASELINE = "_baseline"  # the end of the name of a metric's baseline that changes during a run
 _SHARES = re.compile(r"(accuracy|f1|exact(_match)?|precision|recall)$")
@@ -118,7 +118,7 @@ def draw(
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure of Matplotlib as a PNG, in which letters that its font lacks are boxes."""
+    """Write a figure of Matplotlib as a PNG; a letter that the font lacks is drawn as a box."""
     image = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)

@@ -169,7 +169,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-_NOT_SHOWN = {"loss", "gradient_norm", *curves.NO_SCORES}
+_NOT_SHOWN = {"loss", "gradient_norm", *curves.NOT_SCORES}
 
 
 def describe(

@@ -712,7 +712,7 @@ def test_other_special_tokens_of_two_texts_are_refused(pair, is_read, tmp_path):
     )
     joined.save(str(folder / "tokenizer.json"))
     if not is_read:
-        refuses_to_load(folder, "the texts a and a are joined to <s> ")
+        refuses_to_load(folder, "the tokenizer joins the texts a and a to <s> ")
         return
     assert tokenizer_loading.load(folder).separators == 0
     assert bert_jax.load(folder).config.pair_separators == 0

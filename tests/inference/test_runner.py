@@ -85,7 +85,7 @@ def test_padded_lengths():
 
 @pytest.mark.parametrize(("size", "expected"), [(1, 4), (100, 3)])
 def test_chunks_are_bounded_and_lazy(size, expected):
-    limits, read = {"most": 4, "most_characters": 300}, []
+    limits, read = {"most": 4, "enough_characters": 300}, []
 
     def texts():
         for number in range(9):

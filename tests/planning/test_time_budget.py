@@ -104,7 +104,7 @@ def test_steps_are_timed(one_device):
         (["--minutes=1", "--config.steps=3"], ["both say how long to train"]),
         (
             ["--minutes=1", "--config.data.length_warmup_fraction=500"],
-            ["--config.data.length_warmup_fraction is in steps", "give a share of them"],
+            ["--config.data.length_warmup_fraction is in steps", "give a share of the steps"],
         ),
         (
             ["--minutes=1", '--config.data.phases=[{"start": 1000}]'],

@@ -76,11 +76,11 @@ def test_a_run_adds_words_and_resumes(tiny_run, tiny_config, tmp_path, capsys):
     )
     with refused("tokenizer.add is 3, and adds tokens to the vocabulary of --init; give --init"):
         bert_jax.pretrain(config, tmp_path / "new")
-    with refused("tokenizer.add is 3", "leave it out: --fork keeps its tokenizer"):
+    with refused("tokenizer.add is 3", "leave it out: a fork keeps its tokenizer"):
         bert_jax.pretrain(config, tmp_path / "new", fork=tiny_run.checkpoint)
     for flag in ("init", "fork"):
         begun_with = {flag: tiny_run.checkpoint, "fields": ["steps", "tokenizer.kind"]}
-        with refused(f"tokenizer.kind has no effect, as the run has the tokenizer of --{flag}"):
+        with refused(f"tokenizer.kind has no effect, as the tokenizer is that of --{flag}"):
             start(tiny_config, tmp_path / "new", **begun_with)
     capsys.readouterr()
     whole = bert_jax.pretrain(config, tmp_path / "whole", init=tiny_run.checkpoint)

@@ -308,7 +308,7 @@ def test_what_cannot_be_forked(tiny_config, stopped, tmp_path, bert_jax_main):
         pretraining.start(config, tmp_path / "runs", fork=fork)
     with pytest.raises(UserError, match="--init and --fork are both set"):
         pretrain(config, tmp_path / "run", init=stopped, fork=stopped)
-    with pytest.raises(UserError, match="name its folder by --workdir"):
+    with pytest.raises(UserError, match="name its folder with --workdir"):
         bert_jax_main("pretrain", f"--fork={stopped}")
 
 
