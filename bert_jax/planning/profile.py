@@ -111,8 +111,8 @@ def _moved(name: str, instructions: _Instructions, inner: _Instructions | None) 
     if each.opcode in _LOOPS:
         return 0
     if inner is None:
-        alone = {operand: instructions[operand] for operand in each.operands} | {name: each}
-        read = sum(_read(operand, alone) for operand in each.operands)
+        values = {operand: instructions[operand]._replace(operands=()) for operand in each.operands}
+        read = sum(_read(operand, {**values, name: each}) for operand in each.operands)
         return read + _written(name, instructions)
     read = sum(_read(n, inner) for n, of in inner.items() if of.opcode == "parameter")
     return read + sum(_written(n, inner) for n, of in inner.items() if of.is_root)
