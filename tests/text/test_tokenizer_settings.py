@@ -130,7 +130,7 @@ def test_a_tokenizer_json_that_keeps_the_end_of_a_text_is_refused():
 
 
 def test_a_template_without_cls_is_refused():
-    with refused("gets the special tokens [SEP], not [CLS] and [SEP]", "post_processor"):
+    with refused("the tokenizer adds [SEP] to a text, and must add [CLS] [SEP]", "post_processor"):
         load(wordpiece(single="$A [SEP]"))
 
 
