@@ -11,7 +11,7 @@ from helpers import model_config, refused
 
 import bert_jax
 from bert_jax import DataConfig, TrainConfig, console
-from bert_jax.config import OptimizerConfig, Phase
+from bert_jax.config import OptimizerConfig, Phase, settings
 from bert_jax.config.schedule import make_schedule
 from bert_jax.config.validation import validate
 from bert_jax.planning import time_budget
@@ -78,6 +78,16 @@ def test_phases_that_the_user_has_set_are_not_dropped(config, monkeypatch):
     assert fit(kept=["data.batch_size"]).data.phases == config.data.phases[:1]  # those of a recipe
     with refused("--minutes=1 leaves no steps for each of data.phases; give their starts as"):
         fit(kept=["data.phases", "data.batch_size"])
+
+
+def test_what_the_minutes_change_is_what_a_resumed_run_keeps(monkeypatch):
+    use_speed(monkeypatch, 1e2)
+    config = bert_jax.recipe("base")
+    config.optimizer.warmup_fraction, config.optimizer.decay_fraction = 10_000.0, 20_000.0
+    config.data.length_warmup_fraction, config.optimizer.schedule = 30_000.0, "wsd"
+    before = settings.flatten(config)
+    after = settings.flatten(time_budget.fit(config, 60.0, keeps_size=False))
+    assert {name for name in before if before[name] != after[name]} == {*time_budget.FITTED}
 
 
 def test_the_time_in_which_steps_are_timed_counts(config, monkeypatch):
