@@ -15,17 +15,20 @@ _made = None if _SHARED in os.environ else tempfile.mkdtemp(prefix="bert-jax-tes
 os.environ.setdefault(_SHARED, _made or "")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # lines of Python, in each operation
 # XLA's threads. With as many as fake devices, all can wait for a device that has none: a deadlock.
 os.environ.setdefault("NPROC", "32")
 _flags = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
 _on_cpu = os.environ["JAX_PLATFORMS"] == "cpu"
 if _on_cpu:  # an accelerator compiles as in training
     _flags.append("--xla_backend_optimization_level=0")
+    _flags.append("--xla_cpu_parallel_codegen_split_count=1")
 if importlib.metadata.version("jax").startswith("0.10."):  # later ones do not know it
     _flags.append("--xla_cpu_use_fusion_emitters=false")
 os.environ["XLA_FLAGS"] = " ".join(_flags)
 
 import pytest  # noqa: E402
+from visible_devices import visible_devices  # noqa: E402
 
 if _on_cpu:
     from jaxtyping import install_import_hook
@@ -67,26 +70,12 @@ def ends_reads():
     gc.collect()
 
 
-@pytest.fixture
-def one_device(monkeypatch):
-    """JAX with the first device alone, for which a program compiles in half the time."""
-    _hide_devices(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def one_device_throughout(tiny_run):
-    """The same, for all tests of a file, where several devices would show nothing."""
-    with pytest.MonkeyPatch.context() as patch:
-        _hide_devices(patch)
-        yield
-
-
-def _hide_devices(patch):
-    import jax
-
-    first = jax.devices()[:1]
-    for name in ("devices", "local_devices"):
-        patch.setattr(jax, name, lambda: first)
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Shows a test, and the fixtures made for it, as many devices as its mark says, or one."""
+    mark = item.get_closest_marker("devices")
+    with visible_devices(mark.args[0] if mark else 1):
+        return (yield)
 
 
 @pytest.fixture
@@ -179,8 +168,7 @@ def tiny_run(tiny_config, tmp_path_factory):
     """The result of `bert_jax.pretrain`, on one device."""
     import bert_jax
 
-    with pytest.MonkeyPatch.context() as patch:
-        _hide_devices(patch)
+    with visible_devices(1):
         return bert_jax.pretrain(tiny_config, tmp_path_factory.mktemp("tiny_run"), quiet=True)
 
 
@@ -209,8 +197,7 @@ def tiny_finetuning(tiny_finetuning_config, tiny_run, tmp_path_factory):
     import bert_jax
 
     workdir = tmp_path_factory.mktemp("tiny_finetuning")
-    with pytest.MonkeyPatch.context() as patch:
-        _hide_devices(patch)
+    with visible_devices(1):
         return bert_jax.finetune(tiny_finetuning_config, tiny_run.checkpoint, workdir, quiet=True)
 
 

@@ -144,7 +144,7 @@ def folder(files, tmp_path, monkeypatch, hub) -> Path:
 
 
 @pytest.fixture
-def small_runs(tiny_config, tiny_finetuning_config, one_device, monkeypatch):
+def small_runs(tiny_config, tiny_finetuning_config, monkeypatch):
     """Makes runs of pages small: their config is checked, and a small one is trained."""
     pretrain, finetune = bert_jax.pretrain, bert_jax.finetune
 

@@ -20,6 +20,8 @@ from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.setup import make_setup
 from bert_jax.training.step import make_eval_step
 
+pytestmark = pytest.mark.devices(8)
+
 STEPS, SEQUENCES = 3, 16
 MODEL = {"num_attention_heads": 8, "vocab_size": 104}
 

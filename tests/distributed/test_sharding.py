@@ -29,6 +29,8 @@ from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.setup import Setup, make_setup
 
+pytestmark = pytest.mark.devices(8)
+
 # The mesh axes over which each parameter's dimensions are split. Under ZeRO-1 "fsdp" splits the
 # moments alone.
 GOLDEN = """

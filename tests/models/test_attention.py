@@ -144,6 +144,7 @@ def test_lowers_for_a_tpu_and_saves_no_scores(length, window):
     assert max(each.size for each in saved) == x.size
 
 
+@pytest.mark.devices(8)
 @pytest.mark.parametrize(
     ("length", "window", "devices", "full"),
     [(256, 40, 2, False), (384, 0, 1, False), (256, 40, 2, True), (128, 0, 1, True)],
@@ -373,6 +374,7 @@ def test_dropout_is_no_obstacle_outside_training():
     assert not unsupported(config, "gpu", 32, packed=False, training=False)
 
 
+@pytest.mark.devices(8)
 def test_the_model_on_a_mesh_is_checked():
     with refused("fused is for a TPU or a GPU, not for a cpu"):
         check_model(model_config(attention="fused"), make_mesh(), [32])

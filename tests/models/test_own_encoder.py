@@ -22,6 +22,8 @@ from bert_jax.convert import huggingface
 from bert_jax.objectives import pretraining_model
 from bert_jax.planning import costs
 
+pytestmark = pytest.mark.devices(8)
+
 PAGE = Path(__file__).parents[2] / "docs/extending.md"
 
 

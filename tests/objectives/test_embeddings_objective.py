@@ -177,6 +177,7 @@ CASES = [
 ]
 
 
+@pytest.mark.devices(8)
 @pytest.mark.parametrize(("kind", "options"), CASES)
 def test_the_same_on_any_devices_and_in_microbatches(kind, options):
     """With dropout, negatives of the whole global batch, and padding."""

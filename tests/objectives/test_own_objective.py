@@ -16,6 +16,8 @@ from bert_jax.objectives import OBJECTIVES, make_objective, objective_name
 from bert_jax.planning.costs import model_flops
 from bert_jax.training.metrics import read_records
 
+pytestmark = pytest.mark.devices(8)
+
 PAGE = Path(__file__).parents[2] / "docs/extending.md"
 
 

@@ -6,6 +6,7 @@ import time
 
 import pytest
 from helpers import model_config, refused
+from visible_devices import visible_devices
 
 from bert_jax.commands import benchmark as command
 from bert_jax.commands.flags import Recipe
@@ -29,13 +30,14 @@ def small_matmuls():
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """A measurement, and the folder of the trace."""
+    """A measurement on eight devices, and the folder of the trace."""
     trace = tmp_path_factory.mktemp("trace")
     config = TrainConfig(
         model=model_config(num_hidden_layers=1), data=DataConfig(max_length=32, batch_size=16)
     )
     stage = make_schedule(config).stages[0]
-    result = benchmark.measure(config, stage, steps=STEPS, trace_folder=str(trace))
+    with visible_devices(8):
+        result = benchmark.measure(config, stage, steps=STEPS, trace_folder=str(trace))
     return result, trace
 
 
@@ -88,7 +90,7 @@ def run(monkeypatch, bert_jax_main):
     return run_with
 
 
-def test_no_text_is_needed(run, one_device):
+def test_no_text_is_needed(run):
     """The built-in text has fewer than the 30,522 tokens of the vocabulary."""
     config = TrainConfig(
         model=dataclasses.replace(model_config(num_hidden_layers=1), vocab_size=30522),
@@ -106,7 +108,12 @@ def test_no_text_is_needed(run, one_device):
         (TrainConfig(), ["--profile=/proc/none"], "cannot be written"),
         (TrainConfig(), ["--profile=gs://bucket/a"], "is not on a disk"),
         (TrainConfig(parallel=ParallelConfig(mode="pmap")), [], "is not measured"),
-        (TrainConfig(data=DataConfig(batch_size=3)), [], "not a multiple of the 8 devices"),
+        pytest.param(
+            TrainConfig(data=DataConfig(batch_size=3)),
+            [],
+            "not a multiple of the 8 devices",
+            marks=pytest.mark.devices(8),
+        ),
     ],
 )
 def test_what_is_refused(config, words, key_words, run):

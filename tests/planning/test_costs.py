@@ -24,6 +24,8 @@ from bert_jax.objectives.sentence_pairs import BertForPreTraining
 from bert_jax.planning import costs, synthetic
 from bert_jax.training.setup import set_up
 
+pytestmark = pytest.mark.devices(8)
+
 BATCH = 16
 METRICS = 1024  # bytes, at most, of losses and norms, which are summed too
 PHASE = Stage(LENGTH, BATCH, PREDICTIONS)

@@ -55,6 +55,7 @@ def test_a_lookup_moves_what_it_reads_and_a_loop_only_what_its_body_does():
     assert not any(found[name].size for name in of_loops)
 
 
+@pytest.mark.devices(8)
 def test_collectives_are_communication():
     mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
     split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))

@@ -99,7 +99,7 @@ def test_the_time_in_which_steps_are_timed_counts(config, monkeypatch):
     assert (whole.steps, rest.steps) == (int(54 / 0.032768), int(30 / 0.032768))
 
 
-def test_steps_are_timed(one_device):
+def test_steps_are_timed():
     small = TrainConfig(
         model=model_config(num_hidden_layers=1), data=DataConfig(max_length=32, batch_size=16)
     )

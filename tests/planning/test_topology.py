@@ -53,6 +53,7 @@ def test_names_of_the_clouds(name, kind, shape):
     assert parse(name) == (kind, shape)
 
 
+@pytest.mark.devices(8)
 def test_a_compiler_of_cpus_is_here_and_none_of_gpus():
     (cpus,) = read_topologies("cpu:4", compiles=True)
     assert (len(cpus.devices), cpus.chip) == (4, None)

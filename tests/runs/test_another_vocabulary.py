@@ -12,8 +12,6 @@ from bert_jax.runs.pretrain import start
 from bert_jax.runs.vocabulary import with_tokenizer
 from bert_jax.text.tokenizer import WordPieceTokenizer
 
-pytestmark = pytest.mark.usefixtures("one_device_throughout")
-
 
 def shuffled(tokenizer: WordPieceTokenizer, seed: int) -> WordPieceTokenizer:
     """Return a tokenizer with the same tokens under other ids."""

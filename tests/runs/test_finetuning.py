@@ -21,6 +21,7 @@ from training_runs import (
     run_script,
     words,
 )
+from visible_devices import visible_devices
 
 import bert_jax
 from bert_jax import Bert, FinetuneConfig, FinetuningResult, TokenizerConfig, UserError
@@ -98,7 +99,7 @@ def finetune(
 def finished(task, tmp_path_factory) -> tuple[Path, str, FinetuningResult]:
     """An undisturbed run on eight devices: its workdir, what it printed and returned."""
     workdir = tmp_path_factory.mktemp("finetuned") / "run"
-    with contextlib.redirect_stdout(io.StringIO()) as output:
+    with visible_devices(8), contextlib.redirect_stdout(io.StringIO()) as output:
         result = finetune(task, workdir, f"data.test={task / 'test.tsv'}")
     return workdir, output.getvalue(), result
 
@@ -175,6 +176,7 @@ def test_the_result_is_a_checkpoint_that_predicts_the_same(finished, task, tmp_p
     assert "accuracy" in printed
 
 
+@pytest.mark.devices(8)
 def test_the_same_run_again_trains_nothing(finished, task, capsys):
     workdir = finished[0]
     before = (workdir / "results.json").read_text()
@@ -199,6 +201,7 @@ def test_a_fine_tuned_model_computes_in_the_dtype_asked_for(tiny_finetuning):
         bert_jax.load(path, dtype="float16")
 
 
+@pytest.mark.devices(8)
 def test_eight_devices_predict_what_one_does(script, task):
     predictions = bert_jax.load(script[0]).predict(task / "dev.tsv")
     lines = (script[0] / "predictions.jsonl").read_text().splitlines()
@@ -208,7 +211,6 @@ def test_eight_devices_predict_what_one_does(script, task):
     np.testing.assert_allclose(*probabilities, atol=2e-6)
 
 
-@pytest.mark.usefixtures("one_device")
 def test_several_seeds_and_degenerate_ones(task, tmp_path, monkeypatch, capsys):
     """Seed 0 is trained; the others are copies of it with other scores."""
     given, train_seed = [], finetuning.train_seed
@@ -257,7 +259,6 @@ def start(task, tmp_path) -> Callable[..., Any]:
     return started
 
 
-@pytest.mark.usefixtures("one_device")
 def test_the_settings_of_a_run_reach_its_parts(start, monkeypatch):
     optimizers, steps = [], []
     make_optimizer, make_train_step = task_run.make_optimizer, task_run.make_train_step
@@ -282,7 +283,6 @@ def test_the_settings_of_a_run_reach_its_parts(start, monkeypatch):
     assert (jax.random.key_data(first.rng) != jax.random.key_data(second.rng)).any()
 
 
-@pytest.mark.usefixtures("one_device")
 def test_a_learning_rate_is_tried_on_a_sample_with_its_own_warmup(start, monkeypatch):
     monkeypatch.setattr(learning_rates, "_MAX_SAMPLE", 100)
     run = start("optimizer.warmup_fraction=0.25")
@@ -294,7 +294,6 @@ def test_a_learning_rate_is_tried_on_a_sample_with_its_own_warmup(start, monkeyp
     assert trial.rate.warmup == round(trial.steps / 4)
 
 
-@pytest.mark.usefixtures("one_device")
 def test_which_head_and_which_settings_of_a_task_are_kept(finished, start, monkeypatch):
     bert = finished[2].bert
     task = bert.task
@@ -319,7 +318,6 @@ def test_a_run_does_not_resume_from_another_init(finished, task):
         finetune(task, workdir, f"data.test={task / 'test.tsv'}", init=other)
 
 
-@pytest.mark.usefixtures("one_device")
 def test_the_best_of_several_learning_rates_is_found_and_trains_as_if_it_were_given(
     task, tmp_path, capsys
 ):
@@ -354,7 +352,6 @@ def test_the_best_of_several_learning_rates_is_found_and_trains_as_if_it_were_gi
         finetune(task, workdir, *changes, "optimizer.learning_rate=0.01")
 
 
-@pytest.mark.usefixtures("one_device")
 def test_a_learning_rate_that_diverges_is_dropped(task, tmp_path, capsys, monkeypatch):
     changes = SHORT, "epochs=1.0", "optimizer.warmup_fraction=0.0", "optimizer.clip_norm=0"
     changes += ("optimizer.weight_decay=0.9",)
@@ -385,7 +382,6 @@ def test_several_learning_rates_need_examples_to_try_them_on(task, tmp_path):
         finetune(task, tmp_path / "run", *changes, head, "optimizer.learning_rate=1e-3,1e-2")
 
 
-@pytest.mark.usefixtures("one_device")
 def test_mnli_has_two_sets_of_each_kind(task, tmp_path):
     folder = tmp_path / "MNLI"
     folder.mkdir()
@@ -408,7 +404,6 @@ def test_mnli_has_two_sets_of_each_kind(task, tmp_path):
         assert len(lines) == count
 
 
-@pytest.mark.usefixtures("one_device")
 def test_early_stopping(task, tmp_path):
     changes = [SHORT, "patience=1", "log_every=1000", "optimizer.warmup_fraction=0.0"]
     changes.append("optimizer.learning_rate=1e-12")  # rounds to none
@@ -421,7 +416,6 @@ def test_early_stopping(task, tmp_path):
     assert again == evaluated
 
 
-@pytest.mark.usefixtures("one_device")
 def test_a_probe_leaves_the_encoder_as_it_is(task, tmp_path):
     after = finetune(task, tmp_path / "run", SHORT, "probe=mix", "epochs=1.0", quiet=True).bert
     before = bert_jax.load(task / "init")
@@ -434,7 +428,9 @@ def test_a_probe_leaves_the_encoder_as_it_is(task, tmp_path):
     ("change", "key_words"),
     [
         ("data.text=text", "has no column 'text'; set --config.data.text to"),
-        ("data.batch_size=12", "not a multiple of the 8 devices"),
+        pytest.param(
+            "data.batch_size=12", "not a multiple of the 8 devices", marks=pytest.mark.devices(8)
+        ),
     ],
 )
 def test_a_mistake_is_refused_before_anything_is_written(
@@ -464,7 +460,6 @@ def test_damaged_results_are_refused_and_lost_ones_are_those_of_the_checkpoints(
     assert (made["best"], made["checkpoint"]) == (lost["best"], lost["checkpoint"])
 
 
-@pytest.mark.usefixtures("one_device")
 def test_the_head_of_another_task_is_refused(finished, task, tmp_path, capsys):
     workdir = finished[0]
     labels = "('has zero','has one','has two')"

@@ -19,7 +19,6 @@ from bert_jax.runs import forks, origin, report
 from bert_jax.runs import pretrain as pretraining
 from bert_jax.runs import workdir as workdirs
 
-pytestmark = pytest.mark.usefixtures("one_device_throughout")
 STOPPED = 4
 
 

@@ -27,6 +27,7 @@ from training_runs import (
     wait_for_logs,
     without_speeds,
 )
+from visible_devices import visible_devices
 
 import bert_jax
 from bert_jax import PretrainingResult, TrainingError, UserError, console
@@ -69,7 +70,7 @@ def pretrain(store: Path, workdir: Path, *changes: str, **options) -> Pretrainin
 def finished(store, tmp_path_factory) -> tuple[Path, str]:
     """An undisturbed run on eight devices: its workdir and what it printed."""
     workdir = tmp_path_factory.mktemp("finished") / "run"
-    with contextlib.redirect_stdout(io.StringIO()) as output:
+    with visible_devices(8), contextlib.redirect_stdout(io.StringIO()) as output:
         pretrain(store, workdir)
     return workdir, output.getvalue()
 
@@ -257,6 +258,7 @@ def exported(finished, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.devices(8)
 def test_a_run_continues_from_an_exported_model(finished, exported, store, tmp_path, capsys):
     """At a learning rate of next to nothing it evaluates as the run of the weights."""
     changes = "optimizer.learning_rate=1e-12", "steps=4"
@@ -346,7 +348,11 @@ def test_the_roberta_recipe_at_a_tiny_size(tmp_path):
     ("change", "key_words"),  # the others of a config are in test_configs.py
     [
         ("model.vocab_size=65", "model.vocab_size 65 is smaller"),
-        ("data.batch_size=12", "not a multiple of the 8 devices of parallel's data × fsdp; use 16"),
+        pytest.param(
+            "data.batch_size=12",
+            "not a multiple of the 8 devices of parallel's data × fsdp; use 16",
+            marks=pytest.mark.devices(8),
+        ),
         ("model.model_type=electra", "data.pairs nsp needs"),
         ("data.source=nowhere.txt", "nowhere.txt does not exist"),
     ],
@@ -408,7 +414,6 @@ def test_damage_on_disk(finished, store, tmp_path, damaged):
     assert contents(tmp_path) == before
 
 
-@pytest.mark.usefixtures("one_device")
 def test_a_loss_that_is_not_finite_stops_the_run(store, tmp_path):
     """Before it is saved, and before held-out text would show it."""
     changes = "optimizer.learning_rate=1e9", "optimizer.warmup_fraction=0.5", "checkpoint.every=1"
@@ -419,7 +424,6 @@ def test_a_loss_that_is_not_finite_stops_the_run(store, tmp_path):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
 
 
-@pytest.mark.usefixtures("one_device")
 def test_the_best_is_saved_between_checkpoints_and_only_of_a_text_that_is_whole(
     store, tmp_path, monkeypatch
 ):

@@ -38,7 +38,7 @@ def served():
 
 
 @pytest.fixture
-def bucket(served, one_device, tmp_path, monkeypatch):
+def bucket(served, tmp_path, monkeypatch):
     """An empty bucket; `machine` is one that has no part of a run."""
     served.objects.clear()
     served.fails = ""

@@ -18,8 +18,6 @@ from bert_jax.tasks.base import Example
 from bert_jax.tasks.datasets import read_examples
 from bert_jax.tasks.embedding import Embedding, EmbeddingTaskConfig
 
-pytestmark = pytest.mark.usefixtures("one_device_throughout")
-
 COLUMNS = DataFiles(text="query,passage")
 
 

@@ -15,8 +15,6 @@ from bert_jax.tasks.base import Example
 from bert_jax.tasks.datasets import load_datasets, read_examples
 from bert_jax.tasks.multi_label import MultiLabelClassification, MultiLabelConfig
 
-pytestmark = pytest.mark.usefixtures("one_device_throughout")
-
 NAMES = ("drama", "war", "western")
 WORDS = ("river", "model", "token", "bank", "reads", "the", "a")
 

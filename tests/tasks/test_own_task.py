@@ -14,8 +14,6 @@ from bert_jax.config.fields import TASKS
 from bert_jax.tasks import make_task
 from bert_jax.tasks.base import Example, Task
 
-pytestmark = pytest.mark.usefixtures("one_device_throughout")
-
 FILE = '''
 """Several topics of a text."""
 

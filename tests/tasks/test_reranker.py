@@ -21,8 +21,6 @@ from bert_jax.tasks.base import Example
 from bert_jax.tasks.datasets import Datasets, load_datasets, read_examples
 from bert_jax.tasks.reranker import Reranker, RerankerConfig
 
-pytestmark = pytest.mark.usefixtures("one_device_throughout")
-
 MODEL = model_config()
 COLUMNS = DataFiles(text="query,passage")
 

@@ -19,8 +19,6 @@ from bert_jax.tasks.datasets import load_datasets
 from bert_jax.tasks.late_interaction import LateInteractionConfig
 from bert_jax.tasks.sparse import SparseConfig
 
-pytestmark = pytest.mark.usefixtures("one_device_throughout")
-
 CONFIGS = {
     "late_interaction": LateInteractionConfig(query_length=12, skipped_tokens=("the",)),
     "sparse": SparseConfig(),

@@ -16,8 +16,6 @@ from bert_jax.tasks import make_task
 from bert_jax.tasks.base import Example
 from bert_jax.text.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.usefixtures("one_device_throughout")
-
 POSITIONS = 32
 MODEL = model_config(max_position_embeddings=POSITIONS)
 WORDS = ["the", "a", "of", "reads"]
@@ -177,7 +175,6 @@ def test_the_vector_of_a_text_is_the_mean_over_its_windows(tiny_bert, stride):
     assert query[1] < 1
 
 
-@pytest.mark.usefixtures("one_device")
 def test_a_word_beyond_the_positions_is_learned(tiny_bert, tmp_path, capsys):
     generator = np.random.default_rng(0)
     rows = []

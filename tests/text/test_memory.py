@@ -16,8 +16,6 @@ import bert_jax
 from bert_jax.runs import origin
 from bert_jax.text import memory
 
-pytestmark = pytest.mark.usefixtures("one_device_throughout")
-
 ROWS = [{"sentence": "fox", "label": "a"}, {"sentence": "the hen", "label": "b"}]
 COLUMNS = {"sentence": ["fox", "the hen"], "label": ["a", "b"]}
 

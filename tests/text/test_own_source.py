@@ -16,8 +16,6 @@ from bert_jax.errors import UserError
 from bert_jax.text.sources import SOURCES, Shard, Source
 from bert_jax.text.store import open_store
 
-pytestmark = pytest.mark.usefixtures("one_device_throughout")
-
 LETTERS = list("acgt")
 
 

@@ -13,6 +13,8 @@ from bert_jax.models import attention
 from bert_jax.models.target import Target, traced_for
 from bert_jax.training.step import init_state, make_train_step
 
+pytestmark = pytest.mark.devices(8)
+
 MASKED = {**batch(8), "attention_mask": np.ones((8, 32), np.int32)}
 _FUSED = {"dtype": "bfloat16", "attention_probs_dropout_prob": 0.0}
 FULL = {name: value for name, value in MASKED.items() if name != "attention_mask"}

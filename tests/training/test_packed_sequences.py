@@ -177,6 +177,7 @@ def test_whole_words_end_where_segments_do():
         assert taken == set().union(*words)
 
 
+@pytest.mark.devices(8)
 def test_eight_devices_agree_with_one():
     """Masks are keyed to the sequence; the sums are of the pairs of all devices."""
     rows = {name: value[:ROWS] for name, value in packed(batch(4 * ROWS)).items()}

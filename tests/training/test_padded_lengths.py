@@ -15,6 +15,8 @@ from bert_jax.objectives.labels import LabelsObjective
 from bert_jax.tasks.question_answering import BertForQuestionAnswering
 from bert_jax.training.step import PREDICT_OUTPUTS, make_predict_step
 
+pytestmark = pytest.mark.devices(8)
+
 HEADS = {
     "regression": (SequenceScores, 1),
     "spans": (BertForQuestionAnswering, 2),
