@@ -191,7 +191,7 @@ def test_scores_of_similarity():
     assert scores["pearson"] == pytest.approx(stats.pearsonr(labels, cosines)[0])
 
 
-def test_a_run(tmp_path, tiny_run):
+def test_a_run(tmp_path, shallow_bert):
     """It learns which words belong together, and is loaded with what it was made by."""
     words = ["token", "model", "layer", "head", "river", "bank", "reads", "sees", "small"]
     pairs = [f"the {a}\ta {b} of {b}" for a, b in zip(words, words[1:] + words[:1], strict=True)]
@@ -203,7 +203,7 @@ def test_a_run(tmp_path, tiny_run):
         data=DataFiles(train=train, eval=train, text="q,p", max_length=16, batch_size=8),
         optimizer=OptimizerConfig(name="adamw", learning_rate=1e-2),
     )
-    result = bert_jax.finetune(config, tiny_run.checkpoint, tmp_path / "run", quiet=True)
+    result = bert_jax.finetune(config, shallow_bert, tmp_path / "run", quiet=True)
     rows = {row["name"]: row["scores"]["ndcg@10"] for row in result.comparison}
     assert {"before training", "BM25", "TF-IDF"} <= set(rows)
     assert rows["seed 0"] > rows["before training"] + 0.1

@@ -172,7 +172,7 @@ def test_the_loss_is_the_mean_binary_cross_entropy_of_what_is_labelled():
 
 
 @pytest.fixture(scope="module")
-def finished(tiny_bert, tmp_path_factory):
+def finished(shallow_bert, tmp_path_factory):
     """A run on sentences that have the labels of the names of those words that have any."""
     folder = tmp_path_factory.mktemp("multi")
     generator = np.random.default_rng(0)
@@ -190,7 +190,7 @@ def finished(tiny_bert, tmp_path_factory):
     words += ["--config.data.max_length=16", "--config.data.batch_size=16"]
     words += ["--config.optimizer.learning_rate=0.02", "--config.compare=True"]
     config = read_config("finetune/classification", words, FinetuneConfig).config
-    return folder, bert_jax.finetune(config, tiny_bert, folder / "run", quiet=True)
+    return folder, bert_jax.finetune(config, shallow_bert, folder / "run", quiet=True)
 
 
 def test_a_run_learns_its_labels_and_its_predictions_use_the_tuned_thresholds(finished):

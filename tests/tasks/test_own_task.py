@@ -117,11 +117,11 @@ def config(folder, kind: str, **changes) -> FinetuneConfig:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def finished(request, folder, tiny_run):
+def finished(request, folder, shallow_bert):
     """A kind, and the result of an undisturbed run."""
     workdir = folder / request.param
     run = config(folder, request.param)
-    return request.param, bert_jax.finetune(run, tiny_run.checkpoint, workdir, quiet=True)
+    return request.param, bert_jax.finetune(run, shallow_bert, workdir, quiet=True)
 
 
 def test_a_run_and_its_predictions(finished, folder, tmp_path, bert_jax_main):
@@ -149,7 +149,7 @@ def test_a_run_and_its_predictions(finished, folder, tmp_path, bert_jax_main):
 
 
 @pytest.mark.parametrize("finished", ["wide_topics"], indirect=True)
-def test_an_interrupted_run_resumes_bit_equal(finished, folder, tiny_run, monkeypatch):
+def test_an_interrupted_run_resumes_bit_equal(finished, folder, shallow_bert, monkeypatch):
     kind, expected = finished
     score, scored = TASKS[kind].score, []
 
@@ -162,10 +162,10 @@ def test_an_interrupted_run_resumes_bit_equal(finished, folder, tiny_run, monkey
     run, workdir = config(folder, kind), folder / f"{kind}-again"
     monkeypatch.setattr(TASKS[kind], "score", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        bert_jax.finetune(run, tiny_run.checkpoint, workdir, quiet=True)
+        bert_jax.finetune(run, shallow_bert, workdir, quiet=True)
     monkeypatch.undo()
     assert [path.name for path in (workdir / "seed-0/checkpoints").iterdir()] == [str(EPOCH)]
-    result = bert_jax.finetune(run, tiny_run.checkpoint, workdir, quiet=True)
+    result = bert_jax.finetune(run, shallow_bert, workdir, quiet=True)
     assert result.scores == expected.scores
     jax.tree.map(np.testing.assert_array_equal, result.bert.params, expected.bert.params)
 

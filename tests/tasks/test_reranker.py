@@ -276,7 +276,7 @@ WORDS = ["river", "bank", "token", "model", "reads", "sees", "the", "small"]
 
 
 @pytest.fixture(scope="module")
-def finished(tiny_bert, tmp_path_factory):
+def finished(shallow_bert, tmp_path_factory):
     """A run in which the passages with a river answer, whatever is asked."""
     folder = tmp_path_factory.mktemp("reranker")
     generator = np.random.default_rng(0)
@@ -292,7 +292,7 @@ def finished(tiny_bert, tmp_path_factory):
         data=DataFiles(text="query,passage,other", max_length=32, batch_size=16),
         optimizer=OptimizerConfig(name="adamw", learning_rate=0.02, warmup_fraction=0.1),
     )
-    return bert_jax.finetune(config, tiny_bert, folder / "run", train=rows[60:], eval=rows[:60])
+    return bert_jax.finetune(config, shallow_bert, folder / "run", train=rows[60:], eval=rows[:60])
 
 
 def test_a_run_learns_predicts_and_is_exported(finished, tmp_path, bert_jax_main):

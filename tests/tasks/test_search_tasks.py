@@ -56,7 +56,7 @@ def test_the_roles_of_tokens(wordpiece):
 
 
 @KINDS
-def test_a_run(kind, tmp_path, tiny_run):
+def test_a_run(kind, tmp_path, shallow_bert):
     """It learns which words belong together, and is loaded, searched and evaluated as trained."""
     words = ["token", "model", "layer", "head", "river", "bank", "reads", "sees", "small"]
     pairs = [f"the {a}\ta {b} of {b}" for a, b in zip(words, words[1:] + words[:1], strict=True)]
@@ -70,7 +70,7 @@ def test_a_run(kind, tmp_path, tiny_run):
         data=DataFiles(**files, text="q,p", max_length=16, batch_size=8),
         optimizer=OptimizerConfig(name="adamw", learning_rate=1e-2),
     )
-    result = bert_jax.finetune(config, tiny_run.checkpoint, tmp_path / "run", quiet=True)
+    result = bert_jax.finetune(config, shallow_bert, tmp_path / "run", quiet=True)
     rows = {row["name"]: row["scores"]["ndcg@10"] for row in result.comparison}
     assert {"before training", "BM25", "TF-IDF"} <= set(rows)
     assert rows["seed 0"] > rows["before training"] + 0.1

@@ -175,7 +175,7 @@ def test_the_vector_of_a_text_is_the_mean_over_its_windows(tiny_bert, stride):
     assert query[1] < 1
 
 
-def test_a_word_beyond_the_positions_is_learned(tiny_bert, tmp_path, capsys):
+def test_a_word_beyond_the_positions_is_learned(shallow_bert, tmp_path, capsys):
     generator = np.random.default_rng(0)
     rows = []
     for _ in range(160):
@@ -187,8 +187,9 @@ def test_a_word_beyond_the_positions_is_learned(tiny_bert, tmp_path, capsys):
         data=DataFiles(max_length=96, batch_size=16),
         optimizer=OptimizerConfig(name="adamw", learning_rate=0.02, warmup_fraction=0.1),
     )
-    assert tiny_bert.config.max_position_embeddings == POSITIONS
-    result = bert_jax.finetune(config, tiny_bert, tmp_path / "run", train=rows[40:], eval=rows[:40])
+    assert shallow_bert.config.max_position_embeddings == POSITIONS
+    given = {"train": rows[40:], "eval": rows[:40]}
+    result = bert_jax.finetune(config, shallow_bert, tmp_path / "run", **given)
     printed = capsys.readouterr().out
     assert "windows    120 texts of more than 32 tokens, read in windows" in printed
     assert result.scores["eval"]["accuracy"] > 0.8

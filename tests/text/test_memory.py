@@ -150,14 +150,12 @@ def in_memory(config) -> bert_jax.FinetuneConfig:
     return dataclasses.replace(config, data=dataclasses.replace(config.data, train=""))
 
 
-def test_a_fine_tuning_on_rows_is_that_on_a_file(tiny_finetuning_config, tiny_run, tmp_path):
+def test_a_fine_tuning_on_rows_is_that_on_a_file(tiny_finetuning_config, shallow_bert, tmp_path):
     config = tiny_finetuning_config
     lines = Path(config.data.train).read_text().splitlines()
     rows = [dict(zip(("sentence", "label"), line.split("\t"), strict=True)) for line in lines[1:]]
     results = [
-        bert_jax.finetune(
-            copy.deepcopy(each), tiny_run.checkpoint, tmp_path / name, quiet=True, **given
-        )
+        bert_jax.finetune(copy.deepcopy(each), shallow_bert, tmp_path / name, quiet=True, **given)
         for name, each, given in (
             ("file", config, {}),
             ("rows", in_memory(config), {"train": iter(rows)}),
@@ -171,18 +169,16 @@ def test_a_fine_tuning_on_rows_is_that_on_a_file(tiny_finetuning_config, tiny_ru
         with refused("examples[0] has 2 texts and the model was trained on 1"):
             bert.predict([("A river.", "A bank.")])
     again = {"train": rows, "quiet": True}
-    bert_jax.finetune(in_memory(config), tiny_run.checkpoint, tmp_path / "rows", **again)
+    bert_jax.finetune(in_memory(config), shallow_bert, tmp_path / "rows", **again)
     with refused("was trained on other text"):
         again["train"] = rows[1:]
-        bert_jax.finetune(in_memory(config), tiny_run.checkpoint, tmp_path / "rows", **again)
+        bert_jax.finetune(in_memory(config), shallow_bert, tmp_path / "rows", **again)
     with refused("data.train is", "and train is given too; leave one"):
-        bert_jax.finetune(config, tiny_run.checkpoint, tmp_path / "both", train=rows)
+        bert_jax.finetune(config, shallow_bert, tmp_path / "both", train=rows)
     with refused("train has no examples"):
-        bert_jax.finetune(in_memory(config), tiny_run.checkpoint, tmp_path / "no", train=iter([]))
+        bert_jax.finetune(in_memory(config), shallow_bert, tmp_path / "no", train=iter([]))
     with refused("train[0] has no column 'sentence'; set data.text to one of text"):
-        bert_jax.finetune(
-            in_memory(config), tiny_run.checkpoint, tmp_path / "no", train=[{"text": "fox"}]
-        )
+        bert_jax.finetune(in_memory(config), shallow_bert, tmp_path / "no", train=[{"text": "fox"}])
     assert not (tmp_path / "no").exists()
 
 
@@ -191,6 +187,7 @@ def test_pretraining_on_texts_is_that_on_a_file_of_them(tiny_config, tiny_text, 
     path = tmp_path / "texts.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
     config = copy.deepcopy(tiny_config)
+    config.model.num_hidden_layers = 1
     config.data.source = str(path)
     expected = bert_jax.pretrain(config, tmp_path / "file", quiet=True)
     config.data.source = "builtin"
