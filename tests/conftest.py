@@ -15,7 +15,8 @@ _made = None if _SHARED in os.environ else tempfile.mkdtemp(prefix="bert-jax-tes
 os.environ.setdefault(_SHARED, _made or "")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # lines of Python, in each operation
+# A program does not say which lines of Python made its operations: finding them takes time.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 # XLA's threads. With as many as fake devices, all can wait for a device that has none: a deadlock.
 os.environ.setdefault("NPROC", "32")
 _flags = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
@@ -182,7 +183,7 @@ def tiny_bert(tiny_run):
 
 @pytest.fixture(scope="session")
 def shallow_bert(tiny_bert):
-    """The same without its second layer, of which fine-tuning compiles in less time."""
+    """The same model without its second layer: fine-tuning it compiles in less time."""
     import dataclasses
 
     import bert_jax
