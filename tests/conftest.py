@@ -1,4 +1,4 @@
-"""Eight fake CPU devices, and shapes checked at run time in every module of the package.
+"""Fake CPU devices, and shapes checked at run time in modules that compute.
 
 Programs here are compiled more often than they are run, so they are compiled with little
 optimization, and once: the processes of a test run, those that tests start among them, share them.
