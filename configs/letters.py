@@ -1,14 +1,14 @@
-"""Proteins, DNA or other sequences of letters: one sequence a line, each letter a token.
+"""Proteins, DNA or other sequences of letters, each letter a token.
 
-    bert-jax pretrain --config=letters --config.data.source=proteins.txt --workdir=runs/letters
+    bert-jax pretrain --config=letters --config.data.source=proteins.fasta --workdir=runs/letters
 
-The tokenizer is a SentencePiece of single characters (`model_type="char"`), with case kept. Each
-line is a document and starts with a token for a space. FASTA is not understood: remove its ">"
-lines, and join the lines of each sequence.
+The text is FASTA (.fasta, .fa, .faa or .fna), or plain with one sequence a line. The tokenizer is a
+SentencePiece of single characters (`model_type="char"`), with case kept. Each sequence is a
+document and starts with a token for a space.
 
 Examples of a batch are full blocks (`pairs="none"`): 254 consecutive tokens of the text, between
-[CLS] and [SEP]. So a long line continues in another block, and a block can hold several short lines
-with [SEP] between them. Attention is not limited to one line.
+[CLS] and [SEP]. So a long sequence continues in another block, and a block can hold several short
+ones with [SEP] between them. Attention is not limited to one sequence.
 
 The encoder is a ModernBERT of 3 M parameters. Compare the held-out MLM loss with its baseline, the
 entropy of the letters.

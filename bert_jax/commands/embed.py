@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
-    add("file", metavar="FILE", help="one text a line; plain, .gz or .xz; - for stdin")
+    what = "one text a line; or .tsv, .csv, .jsonl, .parquet, with a text in --column; - for stdin"
+    add("file", metavar="FILE", help=what)
+    add("--column", default="text", help="column of the text in tables (text)")
     to = parser.add_mutually_exclusive_group(required=True).add_argument
     to("--output", metavar="OUT", help="the file to write, .npz or .npy")
     to("--json", action="store_true", help="print JSON, a line for each text")
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         ) from error
     if args.output:
         _check_output(args.output, is_by_token=args.pooling in ("tokens", "words"))
-    lines = texts.numbered(args.file, with_empty=True)
+    lines = texts.numbered(args.file, column=args.column, with_empty=True)
     from bert_jax.inference.task_vectors import text_encoder
     from bert_jax.inference.tokenization import check_prompt
     from bert_jax.text.memory import chunks

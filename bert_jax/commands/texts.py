@@ -12,8 +12,8 @@ from typing import Any
 from bert_jax import console
 from bert_jax.errors import UserError
 from bert_jax.storage import daemon_thread
+from bert_jax.text import records
 from bert_jax.text.files import STDIN, existing
-from bert_jax.text.records import text_lines
 
 _MOST = 256  # lines that are read ahead
 _WAIT = 0.01  # seconds, for lines that come together
@@ -26,9 +26,12 @@ def argument(text: str) -> str:
     return text
 
 
-def numbered(source: str, *, with_empty: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield where each line of a file, or of stdin ("-"), is, for messages, and the line.
+def numbered(
+    source: str, *, column: str = "text", with_empty: bool = False
+) -> Iterator[tuple[str, str]]:
+    """Yield where each text of a file, or line of stdin ("-"), is, for messages, and the text.
 
+    A file has a text a line, or records with one in `column`.
     UserError if there is none. Work in progress shows how much of the file has been read.
     """
     if source == STDIN and os.isatty(0):
@@ -39,11 +42,11 @@ def numbered(source: str, *, with_empty: bool = False) -> Iterator[tuple[str, st
     def lines() -> Iterator[tuple[str, str]]:
         size = 0 if source == STDIN else os.stat(source).st_size
         is_empty = True
-        for record in text_lines(source):
+        for text, record in records.texts(source, column, "--column"):
             console.advance(record.position, size)
-            if record.fields["text"] or with_empty:
+            if text or with_empty:
                 is_empty = False
-                yield record.where, record.fields["text"]
+                yield record.where, text
         if is_empty:
             name = "stdin" if source == STDIN else source
             raise UserError(f"{name} has no text; give one a line")

@@ -29,10 +29,9 @@ from bert_jax.retrieval.vectors import KINDS, ArrayWriter, check_entries
 from bert_jax.storage import checksums, json_files
 from bert_jax.storage.paths import AnyPath, absolute, as_path, is_on_hub, on_disk
 from bert_jax.storage.replacement import replacing
-from bert_jax.text import builtin
+from bert_jax.text import builtin, records
 from bert_jax.text.files import existing
 from bert_jax.text.memory import chunks
-from bert_jax.text.records import read_records, reader
 
 _FORMAT = 1
 _RECORD, _FILES = "index.json", ("texts.bin", "entries.npy")
@@ -344,12 +343,8 @@ def _read_file(file: str, column: str) -> Iterator[tuple[str, int]]:
     if file == _BUILTIN:
         yield from ((text, number) for number, text in enumerate(builtin.functions(), start=1))
         return
-    is_plain = reader(file) is None
-    for record in read_records(file, lines=True):
-        text = record.field("text" if is_plain else column, "column")
-        if not isinstance(text, str | None):
-            raise UserError(f"{record.where} has no text in {column!r}; set column to another")
-        yield text or "", record.line
+    for text, record in records.texts(file, column, "column"):
+        yield text, record.line
 
 
 def _embed(encoder: TextEncoder | RetrievalEncoder, texts: Sequence[str]) -> tuple[Any, int]:

@@ -82,7 +82,7 @@ class TextTask(Task):
             names = " and ".join(columns)
             raise UserError(
                 f"{example.where} has {counted(len(example.texts), 'text')} and the model was "
-                f"trained on {len(columns)} ({names}); give as many (in a line, with a tab between)"
+                f"trained on {len(columns)} ({names}); give as many (a tab in a line separates two)"
             )
         return example
 

@@ -98,6 +98,8 @@ class TokenClassification(Task):
         stride = self.config.stride or max(1, room // 2)
         for index, example in enumerate(examples):
             words = [list(next(encoded)) for _ in example.texts]
+            if tokenizer.has_letters_alone:
+                words = _joined_letters(words, example.texts)
             features.truncated += sum(len(ids) > room for ids in words)
             words = [ids[:room] for ids in words]
             windows = _windows(list(map(len, words)), room, stride)
@@ -112,7 +114,8 @@ class TokenClassification(Task):
                 for word in range(first, end):
                     if words[word]:
                         context = min(position - 1, 1 + len(ids) - position)
-                        spans.append((word, position, context))
+                        has_space = tokenizer.has_letters_alone and len(words[word]) > 1
+                        spans.append((word, position + has_space, context))
                         position += len(words[word])
                 for word, position, _ in spans if example.label else ():
                     labels[position] = self.labels.index(example.label[word])
@@ -181,6 +184,16 @@ class TokenClassification(Task):
             columns[1:1] = [] if example.label is None else [example.label]
             lines += ["\t".join(line) for line in zip(*columns, strict=True)] + [""]
         return {".conll": "".join(line + "\n" for line in lines)}
+
+
+def _joined_letters(words: Sequence[list[int]], texts: Sequence[str]) -> list[list[int]]:
+    """Return the tokens of words without the space before each, if the words are single letters.
+
+    So the residues of a protein stand together, as in pretraining.
+    """
+    if any(len(text) > 1 for text in texts):
+        return [*words]
+    return [words[0], *(ids[-1:] for ids in words[1:])]
 
 
 def _windows(sizes: Sequence[int], room: int, stride: int) -> list[tuple[int, int]]:

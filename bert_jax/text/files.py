@@ -111,8 +111,9 @@ def read_lines(
                     raise ValueError(f"is longer than {longest >> 20} MiB; break it into lines")
                 if b"\0" in line:
                     raise ValueError("has a NUL byte, as UTF-16 has; convert it, or fetch it again")
-                text = line.decode("utf-8" if start or number > 1 else "utf-8-sig")
+                text = line.decode()
                 position = position if number % 64 or not raw.seekable() else raw.tell()
+                text = text.removeprefix("\ufeff")  # of a file that was appended to another
                 yield text.strip() if strip else text, position
                 offset += len(line)
                 if end is not None and offset >= end:
@@ -156,3 +157,15 @@ def line_start(path: Path | str, offset: int, blank_within: int) -> int:
             if not line.strip() and position <= offset + blank_within:
                 return position
         return start
+
+
+def marked_line_start(path: Path | str, offset: int, mark: str) -> int:
+    """Return where the first line that begins with a mark starts, at or after a byte."""
+    with open_file(path, 1 << 16) as file:
+        file.seek(offset - 1)
+        position = offset - 1 + len(file.readline())
+        for line in file:
+            if line.startswith(mark.encode()):
+                break
+            position += len(line)
+    return position

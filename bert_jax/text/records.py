@@ -6,6 +6,7 @@ A malformed record is an error with its line. No other module imports TensorFlow
 import csv
 import dataclasses
 import importlib
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from bert_jax.text.files import STDIN, existing, file_type, line_name, open_file
 _TABLES = (".csv", ".tsv")
 _MAX_FIELD = 1 << 26  # characters: a text may be longer than the csv module's 131,072
 JSON_LINES = (".jsonl", ".json", ".ndjson")
+FASTA, FASTA_MARK = (".fasta", ".fa", ".faa", ".fna"), ">"
 _PARQUET, _PARQUET_ROWS = ".parquet", 1024  # rows that are read at once
 _TFDS = "tfds:"
 DEFAULT_SPLIT = "train"  # of a dataset of TFDS
@@ -105,12 +107,29 @@ def read_records(
     )
 
 
+def texts(source: str, column: str, setting: str) -> Iterator[tuple[str, Record]]:
+    """Yield each text of a file with its record; of a record where it is null, "".
+
+    Args:
+      source: a file of plain lines, or of records with a text in `column`; or "-" for stdin.
+      column: its name, which `setting` sets.
+    """
+    is_plain = reader(source) is None
+    for record in text_lines(source) if source == STDIN else read_records(source, lines=True):
+        text = record.field("text" if is_plain else column, setting)
+        if not isinstance(text, str | None):
+            raise UserError(f"{record.where} has no text in {column!r}; set {setting} to another")
+        yield text or "", record
+
+
 def reader(path: Path | str) -> Callable[..., Iterator[Record]] | None:
-    """Return what reads a table, Parquet or JSON; None for plain text."""
+    """Return what reads a table, Parquet, JSON or FASTA; None for plain text."""
     if file_type(path) in _TABLES:
         return table_rows
     if suffix(path) == _PARQUET:
         return parquet_rows
+    if file_type(path) in FASTA:
+        return fasta_sequences
     return json_lines if file_type(path) in JSON_LINES else None
 
 
@@ -139,6 +158,25 @@ def json_lines(path: Path | str, start: int = 0, end: int | None = None) -> Iter
         if not isinstance(value, dict):
             raise UserError(f"{where} is no JSON object; give one such as {{...}} a line")
         yield Record(where, value, position)
+
+
+def fasta_sequences(path: Path | str, start: int = 0, end: int | None = None) -> Iterator[Record]:
+    """Yield {"text": SEQUENCE} for each sequence of a FASTA file, without its ">" line."""
+    where, parts, after = "", [], start
+    lines = read_lines(path, start, end)
+    for number, (line, position) in enumerate(itertools.chain(lines, [(FASTA_MARK, 0)]), start=1):
+        if line.startswith(FASTA_MARK):
+            if parts:
+                yield Record(where, {"text": "".join(parts)}, after)
+            where, parts = f"{path}:{line_name(number, start)}", []
+        elif line and not where:
+            raise UserError(
+                f"{path}:{line_name(number, start)} is of no sequence; begin each with a line "
+                f"{FASTA_MARK!r} and its name, or rename a file of other text to .txt"
+            )
+        elif line:
+            parts.append(line)
+        after = position
 
 
 def parse_json(text: str, where: str) -> Any:

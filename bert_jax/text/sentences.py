@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterator, Sequence
 
+from bert_jax.text.scripts import CHINESE_AND_KANA
+
 # Bounds the memory that a text without blank lines, or without sentence ends, can take.
 MAX_SENTENCE_CHARACTERS = 10_000
 MAX_DOCUMENT_SENTENCES = 1_000
@@ -10,19 +12,26 @@ MAX_DOCUMENT_CHARACTERS = MAX_SENTENCE_CHARACTERS * MAX_DOCUMENT_SENTENCES
 
 # Marks that may stand within a sentence, as in an abbreviation, end one before a space alone.
 # Others end one anywhere: of Chinese and Japanese, Armenian, Ethiopic, Burmese, Khmer (but for its
-# "etc.") and Mongolian, and the shad of Tibetan, which also ends clauses.
+# "etc."), Mongolian, Santali, Meetei and Chakma, and the shad of Tibetan, which also ends clauses.
 # From the first mark of a run, so that the time does not grow with the square of its length.
 _SENTENCE_END = re.compile(
     r"((?<![.!?…؟۔।॥])[.!?…؟۔।॥]+[\"'”’»)\]]*)\s+"
-    r"|(?:[。｡！？։።፧፨။៕᠃᠉]|។(?!ល។)(?<!។ល។))+[」』”’»）]*\s*"
+    r"|(?:[。｡！？։።፧፨။៕᠃᠉᱾᱿꯫𑅁-𑅃]|．(?![０-９])|។(?!ល។)(?<!។ល។))+[」』”’»）]*\s*"
     r"|[།༎](?:\s*[།༎])*\s*"
 )
 _ABBREVIATION = re.compile(
     r"(?:^|[\s(\[\"'])(?:[^\W\d_]|e\.g|i\.e|cf|vs|etc|al|approx|no|nos|vol|fig|eq|sec|ch|pp|ed|eds"
     r"|mr|mrs|ms|dr|prof|rev|gen|col|lt|sgt|capt|sen|rep|gov|pres|st|jr|sr|inc|ltd|co|corp"
-    r"|jan|feb|mar|apr|jun|jul|aug|sep|sept|oct|nov|dec)\.$",
+    r"|nr|ca|jan|feb|mar|apr|jun|jul|aug|sep|sept|oct|nov|dec)\.$",
     re.IGNORECASE,
 )
+# The end of a line within Chinese or Japanese, which have no space there.
+_UNSPACED_LINE_END = re.compile(rf"(?<=[{CHINESE_AND_KANA}])\s*\n\s*(?=[{CHINESE_AND_KANA}])")
+
+
+def join_lines(paragraph: str) -> str:
+    """Return a paragraph in one line, with spaces between words of different lines."""
+    return _UNSPACED_LINE_END.sub("", paragraph).replace("\n", " ")
 
 
 def split_sentences(paragraph: str) -> list[str]:
@@ -31,7 +40,10 @@ def split_sentences(paragraph: str) -> list[str]:
     for match in _SENTENCE_END.finditer(paragraph):
         if match[1] is not None:
             before = paragraph[max(0, match.end(1) - 12) : match.end(1)]
-            if paragraph[match.end() : match.end() + 1].islower() or _ABBREVIATION.search(before):
+            after = paragraph[match.end() : match.end() + 1]
+            # Georgian, which has no upper case in texts, is lower case to Unicode.
+            is_lower = after.islower() and not "\u10d0" <= after <= "\u10ff"
+            if is_lower or _ABBREVIATION.search(before):
                 continue
         sentences.append(paragraph[start : match.end()].strip())
         start = match.end()
@@ -40,7 +52,9 @@ def split_sentences(paragraph: str) -> list[str]:
 
 def split_text(text: str) -> list[str]:
     """Return the sentences of a text whose paragraphs are separated by blank lines."""
-    return [s for p in re.split(r"\n\s*\n", text) for s in split_sentences(" ".join(p.split()))]
+    paragraphs = (join_lines(paragraph) for paragraph in re.split(r"\n\s*\n", text))
+    lines = (" ".join(paragraph.split()) for paragraph in paragraphs)
+    return [sentence for line in lines for sentence in split_sentences(line)]
 
 
 def split_long_sentence(sentence: str) -> Iterator[str]:

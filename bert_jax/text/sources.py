@@ -99,9 +99,13 @@ class FileSource(Source):
         self._text_field = data.text_field
         self._split = data.sentences == "split"
         self._is_document = data.sentences == "documents"  # each line
+        self._lines_of_records = data.sentences == "lines"
         if data.sentences == "auto":
             self._split = sentences.is_prose(self._first_lines())
-        if not self._split and any(records.reader(path) is None for path in self.paths):
+        readers = set(map(records.reader, self.paths))
+        if readers == {records.fasta_sequences}:
+            self.form = "one document a sequence"
+        elif self._lines_of_records or (not self._split and None in readers):
             self.form = f"one {'document' if self._is_document else 'sentence'} a line"
 
     @property
@@ -119,6 +123,8 @@ class FileSource(Source):
         """Return a digest of each file of a text of one chunk, or of each chunk of a larger one."""
         settings: dict[str, Any] = {"text_field": self._text_field, "split": self._split}
         settings |= {"lines": "documents"} if self._is_document else {}
+        if self._lines_of_records and any(map(records.reader, self.paths)):
+            settings["lines"] = "of records"
         if self._num_chunks == 1:
             digests = []
             for path in self.paths:
@@ -151,7 +157,8 @@ class FileSource(Source):
                     rows = reader(path, self._text_field)
                 else:
                     rows = reader(path) if records.is_undivided(path) else reader(path, start, end)
-                read = ((_record_sentences(r, self._text_field), r.position) for r in rows)
+                field, by_line = self._text_field, self._lines_of_records
+                read = ((_record_sentences(r, field, by_line=by_line), r.position) for r in rows)
             else:
                 read = self._plain(path, start, end)
             for document, position in read:
@@ -179,6 +186,8 @@ class FileSource(Source):
         size = self._states[path][0]
         if not 0 < offset < size:
             return min(max(offset, 0), size)
+        if records.reader(path) is records.fasta_sequences:
+            return files.marked_line_start(path, offset, records.FASTA_MARK)
         is_plain = not self._is_document and records.reader(path) is None
         blank_within = min(_BLANK_LINE_WITHIN, _CHUNK_BYTES) if is_plain else 0
         return files.line_start(path, offset, blank_within)
@@ -204,7 +213,9 @@ class FileSource(Source):
                 or characters > sentences.MAX_DOCUMENT_CHARACTERS
             )
             if lines and (not line or is_full):
-                yield sentences.split_sentences(" ".join(lines)) if self._split else lines, position
+                if self._split:
+                    lines = sentences.split_sentences(sentences.join_lines("\n".join(lines)))
+                yield lines, position
                 lines, characters = [], 0
 
 
@@ -213,6 +224,7 @@ class TfdsSource(Source):
 
     def __init__(self, name: str, data: DataConfig, shard: Shard | None = None):
         self.name, self._text_field = name, data.text_field
+        self._by_line = data.sentences == "lines"
         self._rows = records.open_dataset(name)
         self.size = len(self._rows)
 
@@ -222,17 +234,14 @@ class TfdsSource(Source):
 
     def identity(self) -> dict[str, Any]:
         dataset, split = self._rows.dataset_info.full_name, self.name.partition("@")[2]
-        return {
-            "tfds": dataset,
-            "split": split,
-            "rows": self.size,
-            "text_field": self._text_field,
-        }
+        settings = {"text_field": self._text_field}
+        settings |= {"lines": "of records"} if self._by_line else {}
+        return {"tfds": dataset, "split": split, "rows": self.size, **settings}
 
     def texts(self, chunk: int = 0) -> Iterator[list[str]]:
         for record in records.read_dataset(self.name, self._rows):
             self.position = record.position
-            yield _record_sentences(record, self._text_field)
+            yield _record_sentences(record, self._text_field, by_line=self._by_line)
 
 
 class BuiltinSource(Source):
@@ -293,13 +302,15 @@ def merge_identities(shards: Sequence[Any]) -> Any:
     return {**common[0], "sha256": _digest_json(digests)} if digests else common[0]
 
 
-def _record_sentences(record: Record, text_field: str) -> list[str]:
-    """Return the sentences of a field of a record; UserError if it has no text."""
+def _record_sentences(record: Record, text_field: str, *, by_line: bool) -> list[str]:
+    """Return the sentences of a field of a record, or its lines; UserError if it has no text."""
     text = record.field(text_field, "data.text_field")
     if text is None:
         raise UserError(f"{record.where} is null in {text_field!r}; remove the record")
     if not isinstance(text, str):
         raise UserError(f"{record.where} has no text in {text_field!r}; set data.text_field")
+    if by_line:
+        return [line for line in map(str.strip, text.split("\n")) if line]
     return sentences.split_text(text)
 
 

@@ -4,34 +4,25 @@ import abc
 import base64
 import functools
 import hashlib
+import itertools
 import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from unicodedata import category
 
 import numpy as np
 import sentencepiece
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import decoders, processors
 
 from bert_jax.errors import UserError
 from bert_jax.storage.json_files import write_bytes
 from bert_jax.text import sentencepiece_model
-from bert_jax.text.normal_forms import end_of_composed, wordpiece_normalizer
 from bert_jax.text.post_processor import num_separators
+from bert_jax.text.scripts import CHINESE, MARKS, SPACELESS
+from bert_jax.text.wordpiece import end_of_composed, wordpiece_model
 
 _MODEL_FILE, _JSON_FILE = "sentencepiece.model", "tokenizer.json"
-
-# Words as BERT splits them. Longer ones, which are [UNK] to BERT, are cut every 100 characters.
-_CUT = pre_tokenizers.Split(tokenizers.Regex(".{100}"), "isolated")
-WORDPIECE_SPLITTER = pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), _CUT])
-
-
-# Chinese characters and marks; with kana, Thai, Lao, Tibetan, Burmese and Khmer: without spaces.
-_CHINESE = r"\u3001-\u303f\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60\U00020000-\U0003ffff"
-_SPACELESS = rf"[{_CHINESE}\u3040-\u30ff\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff]"
-_MARKS = f"[{''.join(c for c in map(chr, range(0xE00, 0x1800)) if category(c).startswith('M'))}]"
 
 
 class Tokenizer(abc.ABC):
@@ -39,6 +30,7 @@ class Tokenizer(abc.ABC):
 
     kind: str
     separators = 0  # that a rule of its own puts between two texts; 0 for no rule
+    has_letters_alone = False  # whether each token is a single letter, or a space
     _continuation: re.Pattern[str]  # matches the start of a token that continues a word
 
     def __init__(self, tokens: Sequence[str], special: Sequence[int]):
@@ -85,7 +77,7 @@ class Tokenizer(abc.ABC):
 
         In a script without spaces, each token is a word, as each Chinese character is to BERT.
         """
-        begins = re.compile(rf"(##)?(?!{_MARKS}){_SPACELESS}")
+        begins = re.compile(rf"(##)?(?!{MARKS}){SPACELESS}")
         names = map(self.readable, range(self.vocab_size))
         is_word = np.array([bool(begins.match(name)) for name in names])
         return self.is_continuation & ~is_word
@@ -137,13 +129,16 @@ class Tokenizer(abc.ABC):
     def decode_with_masks(self, ids: Sequence[int]) -> str:
         """Return the text of token ids in which masked ones are "[MASK]", with spaces as usual."""
         tokens = np.array(ids, int)
-        first, *others = np.split(tokens, np.flatnonzero(tokens == self.mask_id))
-        text = self._unspaced(self.decode(first.tolist()).strip())
-        for _, *part in others:
+        parts = np.split(tokens, np.flatnonzero(tokens == self.mask_id))
+        text = self._unspaced(self.decode(parts[0].tolist()).strip())
+        for previous, (_, *part) in itertools.pairwise(parts):
+            last = "".join(map(self.id_to_token, previous[-1:].tolist()))
+            has_space = not self.has_letters_alone or last == "▁"
             following = self._unspaced(self.decode(part).strip()).removeprefix("##")
-            before = "" if re.search(rf"({_SPACELESS}|[(\[{{]|^)$", text) else " "
+            is_start = re.search(rf"({SPACELESS}|[(\[{{]|^)$", text)
+            before = " " if has_space and not is_start else ""
             is_joined = part and self.is_continuation[part[0]]
-            is_joined = is_joined or re.match(rf"{_SPACELESS}|[.,:;!?)\]}}%]|$", following)
+            is_joined = is_joined or re.match(rf"{SPACELESS}|[.,:;!?)\]}}%]|$", following)
             text += f"{before}[MASK]{'' if is_joined else ' '}{following}"
         return text
 
@@ -186,6 +181,8 @@ class SentencePieceTokenizer(Tokenizer):
         self._model = model
         self._processor = sentencepiece.SentencePieceProcessor()
         self._processor.LoadFromSerializedProto(model)  # which refuses an empty model
+        trainer = sentencepiece_model.Model.FromString(model).trainer_spec
+        self.has_letters_alone = trainer.model_type == sentencepiece_model.CHARACTERS
         tokens = [self._processor.id_to_piece(i) for i in range(self._processor.vocab_size())]
         special = []
         for names in self.SPECIAL:
@@ -208,6 +205,18 @@ class SentencePieceTokenizer(Tokenizer):
         # The offsets of a token that starts a word include the space before it.
         offsets = [(end - len(text[start:end].lstrip()), end) for start, end in encoding["offsets"]]
         return encoding["ids"], offsets
+
+    def encode_with_masks(self, text: str) -> list[int]:
+        if not self.has_letters_alone:
+            return super().encode_with_masks(text)
+        # A mask is one letter, beside spaces that have tokens of their own.
+        letter = next(token for token in self._tokens if len(token) == 1 and token.isalnum())
+        parts = text.replace(self.id_to_token(self.mask_id), "[MASK]").split("[MASK]")
+        before = itertools.accumulate(parts[:-1], lambda *two: letter.join(two))
+        ids = [*map(int, self.encode([letter.join(parts)])[0])]
+        for masked in self.encode([f"{part}{letter}" for part in before]):
+            ids[len(masked) - 1] = self.mask_id
+        return ids
 
     def encode_rest(self, text: str) -> Sequence[int]:
         starts_word = self._with_prefix[False].normalize(f".{text}").startswith(".▁")
@@ -327,30 +336,7 @@ class WordPieceTokenizer(FastTokenizer):
         return normalizer.normalize_str(text) if normalizer else text
 
     def _unspaced(self, text: str) -> str:
-        return re.sub(rf" ?([{_CHINESE}]) ?", r"\1", text)
-
-
-def wordpiece_model(
-    tokens: Sequence[str], lowercase: bool, strip_accents: bool | None = None
-) -> tokenizers.Tokenizer:
-    """Return BERT's tokenizer, or with `strip_accents`, true or false, as it is trained here."""
-    ids: dict[str, int] = {}
-    for index, token in enumerate(tokens):
-        if ids.setdefault(token, index) != index:
-            raise UserError(
-                f"the vocabulary has the token {token!r} twice, as {ids[token]} and {index}; "
-                "rename the first to what no text has, such as [unused0], so that no other moves"
-            )
-    # The original turns words of over 100 characters into [UNK].
-    model = models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100)
-    tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    if strip_accents is not None:
-        normalizer = wordpiece_normalizer(lowercase=lowercase, strip_accents=strip_accents)
-        tokenizer.normalizer = normalizer
-        tokenizer.pre_tokenizer = WORDPIECE_SPLITTER
-    return tokenizer
+        return re.sub(rf" ?([{CHINESE}]) ?", r"\1", text)
 
 
 class ByteLevelTokenizer(FastTokenizer):

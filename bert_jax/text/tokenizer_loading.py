@@ -19,9 +19,9 @@ from bert_jax.text.tokenizer import (
     SentencePieceTokenizer,
     Tokenizer,
     WordPieceTokenizer,
-    wordpiece_model,
 )
 from bert_jax.text.unigram import UnigramTokenizer
+from bert_jax.text.wordpiece import wordpiece_model
 
 _SETTINGS, _ADDED_TOKENS = "tokenizer_config.json", "added_tokens.json"
 # Of the settings, and what `tokenizers` calls them.

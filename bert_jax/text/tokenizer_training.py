@@ -13,17 +13,17 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from bert_jax.config import TokenizerConfig
 from bert_jax.errors import UserError
-from bert_jax.text.normal_forms import wordpiece_normalizer
 from bert_jax.text.tokenizer import (
-    WORDPIECE_SPLITTER,
     ByteLevelTokenizer,
     SentencePieceTokenizer,
     Tokenizer,
     WordPieceTokenizer,
 )
+from bert_jax.text.wordpiece import WORDPIECE_SPLITTER, wordpiece_normalizer
 
 # Enough for a stable vocabulary: more text takes longer and hardly improves it.
 MAX_SENTENCES = 500_000
+_MAX_CHARACTERS = 300_000_000  # of those sentences
 # SentencePiece silently skips longer sentences; those of `sources` are well below this.
 _MAX_SENTENCE_BYTES = 1 << 17
 # Fixed, because SentencePiece's result depends on the number of threads.
@@ -182,12 +182,25 @@ def _run_sentencepiece(
 
 
 def sample(items: Iterable[str], size: int) -> list[str]:
-    """Return `size` items, uniformly sampled in one pass (Vitter 1985, algorithm R)."""
+    """Return items, uniformly sampled in one pass (Vitter 1985, algorithm R).
+
+    They are `size`, or as many as have `_MAX_CHARACTERS` together, or all.
+    """
     generator = random.Random(0)
     chosen: list[str] = []
+    characters = 0
     for index, item in enumerate(items):
         if index < size:
             chosen.append(item)
         elif (position := generator.randrange(index + 1)) < size:
+            characters -= len(chosen[position])
             chosen[position] = item
+        else:
+            continue
+        characters += len(item)
+        while characters > _MAX_CHARACTERS and len(chosen) > 1:
+            position = generator.randrange(len(chosen))
+            chosen[position], chosen[-1] = chosen[-1], chosen[position]
+            characters -= len(chosen.pop())
+            size = len(chosen)
     return chosen

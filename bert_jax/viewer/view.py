@@ -6,6 +6,7 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unicodedata import category
 
 import numpy as np
 
@@ -235,10 +236,19 @@ def compare(model: LoadedModel, texts: Sequence[str], word: str) -> WordComparis
 
 def find_word(text: str, word: str) -> tuple[int, int]:
     """Return where a word starts and ends in a text, in any case; as a whole word if it can."""
-    for pattern in (rf"\b{re.escape(word)}\b", re.escape(word)):
-        if match := re.search(pattern, text, re.IGNORECASE):
-            return match.span()
+    matches = [*re.finditer(re.escape(word), text, re.IGNORECASE)]
+    for start, end in map(re.Match.span, matches):
+        if not _is_inside_word(text, start) and not _is_inside_word(text, end):
+            return start, end
+    if matches:
+        return matches[0].span()
     raise UserError(f"the text {text[:60]!r} has no {word!r}; compare a word of every text")
+
+
+def _is_inside_word(text: str, index: int) -> bool:
+    """Return whether the characters before and after a place are of one word, as marks are."""
+    both = text[index - 1 : index + 1] if 0 < index < len(text) else " "
+    return all(c.isalnum() or c == "_" or category(c).startswith("M") for c in both)
 
 
 def cosines(vectors: np.ndarray) -> np.ndarray:

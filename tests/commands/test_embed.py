@@ -32,6 +32,15 @@ def test_texts_are_written_as_encoded(tiny_run, tiny_bert, file, tmp_path, bert_
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mean.npz", "texts.txt"]
 
 
+def test_a_column_of_records_is_embedded(tiny_run, tiny_bert, tmp_path, bert_jax_main):
+    path, output = tmp_path / "a.jsonl", tmp_path / "a.npy"
+    path.write_text("".join(json.dumps({"body": text}) + "\n" for text in TEXTS[:3]))
+    bert_jax_main("embed", tiny_run.checkpoint, path, "--column=body", f"--output={output}")
+    np.testing.assert_allclose(np.load(output), tiny_bert.encode(TEXTS[:3]), atol=2e-5)
+    with refused("a.jsonl:1 has no column 'text'; set --column to one of body"):
+        bert_jax_main("embed", tiny_run.checkpoint, path, f"--output={output}")
+
+
 def test_words_are_written_with_their_spans(tiny_run, tiny_bert, file, tmp_path, bert_jax_main):
     output = tmp_path / "words.npz"
     bert_jax_main("embed", tiny_run.checkpoint, file, "--pooling=words", f"--output={output}")

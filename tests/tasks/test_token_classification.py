@@ -11,11 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bert_jax.batches.buckets import NO_LABEL
-from bert_jax.config import DataFiles, TaskConfig
+from bert_jax.config import DataFiles, TaskConfig, TokenizerConfig
 from bert_jax.tasks import readers
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.datasets import read_examples
 from bert_jax.tasks.token_classification import TokenClassification
+from bert_jax.text import tokenizer_training
 
 MODEL = model_config()
 BIO = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
@@ -67,6 +68,21 @@ def test_the_first_token_has_the_label(wordpiece):
     assert features.second_starts == [7, 5]
     assert features.example_indices == [0, 1]
     assert features.truncated == 0
+
+
+def test_residues_of_a_protein_stand_together_as_in_pretraining():
+    config = TokenizerConfig(kind="sentencepiece", model_type="char", lowercase=False)
+    tokenizer = tokenizer_training.train(["MKVLAG the fox"] * 9, config, 100)
+    residues = sentence("M K V L", "O B-LOC I-LOC O")
+    words = sentence("the fox", "O B-LOC")
+    features = task(*BIO).features([residues, words], tokenizer, MODEL, 12)
+    pretrained = [[*tokenizer.encode([text])[0]] for text in ("MKVL", "the fox")]
+    assert [sequence.tolist()[1:-1] for sequence in features.sequences] == pretrained
+    n = NO_LABEL  # the space before a word is a token, and has no label
+    assert [label.tolist() for label in features.labels] == [
+        [n, n, 0, 1, 3, 0, n],
+        [n, n, 0, n, n, n, 1, n, n, n],
+    ]
 
 
 def test_long_sentences_have_several_features(wordpiece):

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from bert_jax.text.sentences import split_sentences
+from bert_jax.text.sentences import split_sentences, split_text
 
 
 @pytest.mark.parametrize(
@@ -28,12 +28,23 @@ from bert_jax.text.sentences import split_sentences
         ("བོད་ཡིག ། ། སྐད་ཡིག།", ["བོད་ཡིག ། །", "སྐད་ཡིག།"]),
         ("Առաջին։ Երկրորդ։", ["Առաջին։", "Երկրորդ։"]),
         ("पहला वाक्य। दूसरा॥ तीसरा", ["पहला वाक्य।", "दूसरा॥", "तीसरा"]),
+        ("ყველა თანასწორია. მათ აქვთ გონება.", ["ყველა თანასწორია.", "მათ აქვთ გონება."]),
+        ("値は０．５だ．次の文", ["値は０．５だ．", "次の文"]),
+        ("ᱟᱞᱮ ᱠᱟᱱᱟ᱾ ᱱᱚᱶᱟ", ["ᱟᱞᱮ ᱠᱟᱱᱟ᱾", "ᱱᱚᱶᱟ"]),
         ("Wait... what? no.", ["Wait... what? no."]),
         ("", []),
     ],
 )
 def test_split_sentences(paragraph, sentences):
     assert split_sentences(paragraph) == sentences
+
+
+def test_lines_of_chinese_and_japanese_are_joined_without_a_space():
+    assert split_text("基本人权和价\n值。财\n  产 of\nall\n人") == [
+        "基本人权和价值。",
+        "财产 of all 人",
+    ]
+    assert split_text("모든\n사람\n\nทุก\nคน") == ["모든 사람", "ทุก คน"]
 
 
 def test_the_time_is_linear_in_a_run_of_marks():

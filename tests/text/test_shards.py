@@ -96,7 +96,9 @@ def test_shards_have_the_batches_of_the_whole_text(data, whole, tmp_path, count)
             assert_same_arrays(ours, theirs)
 
 
-@pytest.mark.parametrize("form", ["plain", "lines", "wrapped", "jsonl", "gz", "csv", "many"])
+@pytest.mark.parametrize(
+    "form", ["plain", "lines", "wrapped", "jsonl", "fasta", "gz", "csv", "many"]
+)
 def test_every_form_of_text_is_divided_into_the_documents_that_it_has(tmp_path, monkeypatch, form):
     """They are those of the text as one chunk, since a chunk starts where a document does."""
     texts = make_documents(60)
@@ -106,6 +108,9 @@ def test_every_form_of_text_is_divided_into_the_documents_that_it_has(tmp_path, 
         write_text(tmp_path / "text.txt", texts)
     elif form == "lines":
         (tmp_path / "text.txt").write_text("\n".join(t[0] for t in texts * 5))
+    elif form == "fasta":
+        lines = [f">{number}\n" + "\n".join(text) for number, text in enumerate(texts)]
+        (tmp_path / "text.fa").write_text("\n".join(lines))
     elif form == "jsonl":
         lines = [json.dumps({"text": " ".join(text)}) for text in texts]
         (tmp_path / "text.jsonl").write_text("\n".join(lines))  # no end of the last line

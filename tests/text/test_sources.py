@@ -35,6 +35,31 @@ def test_plain_and_compressed_files_and_globs(tmp_path):
     assert read(f"{tmp_path}/a.txt, {tmp_path}/b.txt.gz") == DOCUMENTS * 2
 
 
+def test_byte_order_marks_of_joined_files_are_removed(tmp_path):
+    marked = "\ufeff" + LINES
+    assert read(write_file(tmp_path / "a.txt", f"{marked}\n{marked}")) == DOCUMENTS * 2
+
+
+def test_sequences_of_fasta_are_documents(tmp_path):
+    path = write_file(tmp_path / "a.faa", "\n>first one\nMKV\nLAA\n\n>empty\n>second\nGG*\n")
+    assert read(path) == read(path, sentences="documents") == [["MKVLAA"], ["GG*"]]
+    assert open_source(str(path), DataConfig()).form == "one document a sequence"
+    with refused("b.fasta:1 is of no sequence; begin each with a line '>'"):
+        read(write_file(tmp_path / "b.fasta", "MKV\n>first\n"))
+    with refused("a.faa:2 has no column 'seq'; set data.text_field to one of text"):
+        read(path, text_field="seq")
+
+
+def test_lines_of_a_record_are_sentences_where_that_is_asked_for(tmp_path):
+    """As in a script without full stops."""
+    path = write_file(tmp_path / "a.jsonl", json.dumps({"text": "ทุกคน \nเกิด. มา\n\n"}))
+    assert read(path) == [["ทุกคน เกิด.", "มา"]]
+    assert read(path, sentences="lines") == [["ทุกคน", "เกิด. มา"]]
+    split, lines = (open_source(str(path), DataConfig(sentences=s)) for s in ("auto", "lines"))
+    assert split.identity() != lines.identity()
+    assert (split.form, lines.form) == ("split into sentences", "one sentence a line")
+
+
 PARAGRAPHS = "\n\n".join(" ".join(document) for document in DOCUMENTS)
 PROSE = "Prose that was wrapped at a width has lines which end anywhere. Short ones too. " * 20
 WRAPPED = "\n\n".join([textwrap.fill(PROSE, 40)] * 2)

@@ -382,6 +382,19 @@ def test_the_sample_is_uniform():
     assert counts.std() < 3 * np.sqrt(80)
 
 
+def test_the_sample_has_a_bounded_number_of_characters(monkeypatch):
+    monkeypatch.setattr(tokenizer_training, "_MAX_CHARACTERS", 500)
+    counts = np.zeros(50)
+    items = [f"{i:<{10 + i}}" for i in range(50)]
+    for repeat in range(400):
+        chosen = tokenizer_training.sample(items[repeat % 50 :] + items[: repeat % 50], 30)
+        assert 250 < sum(map(len, chosen)) <= 500
+        for item in chosen:
+            counts[int(item)] += 1
+    # Long or short, each is chosen as often as any other.
+    assert counts.std() < 0.25 * counts.mean()
+
+
 LANGUAGES = [
     "सभी मनुष्यों को नमस्ते",
     "Tất cả mọi người sinh ra đều được tự do",
@@ -421,6 +434,22 @@ def test_letters_and_their_marks_apart_are_the_same_text():
     together, apart = tokenizer.encode(["Việt", unicodedata.normalize("NFD", "Việt")])
     assert list(together) == list(apart)
     assert tokenizer.unk_id not in together
+
+
+def test_an_unknown_symbol_leaves_the_word_beside_it():
+    config = TokenizerConfig(kind="wordpiece")
+    tokenizer = tokenizer_training.train(["a great phone ☃ party"] * 3, config, 200)
+    great, phone, snowman = (tokenizer.encode([word])[0] for word in ("great", "phone", "☃"))
+    assert tokenizer.encode(["great phone☃"])[0] == [*great, *phone, *snowman]
+    unknown = tokenizer.unk_id
+    assert tokenizer.encode(["great phone🎉❤️"])[0] == [*great, *phone, unknown, unknown]
+
+
+def test_the_last_character_has_its_mark_where_accents_are_stripped():
+    tokens = [*tokenizer_lib.WordPieceTokenizer.special, "द", "##ल", "म"]
+    tokenizer = tokenizer_lib.WordPieceTokenizer.from_vocabulary(tokens, lowercase=True)
+    _, offsets = tokenizer.encode_with_offsets("दल में।")
+    assert offsets[:3] == [(0, 1), (1, 2), (3, 6)]  # with its vowel and its nasal
 
 
 def test_words_of_any_length_are_tokens():
@@ -494,6 +523,21 @@ def test_the_tokens_around_a_mask_are_those_of_the_text(kind, model_type, words,
     indices, start, end = random.choice(tokens_by_characters(offsets))
     expected = [*ids[: indices[0]], tokenizer.mask_id, *ids[indices[-1] + 1 :]]
     assert tokenizer.encode_with_masks(f"{text[:start]}[MASK]{text[end:]}") == expected
+
+
+def test_a_mask_among_letters_is_one_letter():
+    tokenizer = trained_on_scripts("sentencepiece", "char")
+    for text in (" ".join(SCRIPTS[:3]), "天气"):
+        (ids,) = tokenizer.encode([text])
+        for index, letter in enumerate(text):
+            masked = f"{text[:index]}[MASK]{text[index + 1 :]}"
+            found = tokenizer.encode_with_masks(masked)
+            expected = [*ids[: index + 1], tokenizer.mask_id, *ids[index + 2 :]]
+            if letter != " ":
+                assert found == expected
+                assert tokenizer.decode_with_masks(found) == masked
+    assert tokenizer.encode_with_masks("[MASK][MASK]")[1:] == [tokenizer.mask_id] * 2
+    assert tokenizer.decode_with_masks([tokenizer.mask_id]) == "[MASK]"
 
 
 def test_masks_beside_each_other_and_spaces():

@@ -8,7 +8,7 @@ from helpers import model_config, random_bert, untrained
 from scipy.special import softmax
 
 from bert_jax import Bert, UserError
-from bert_jax.viewer.view import outstanding_head, special_indices
+from bert_jax.viewer.view import find_word, outstanding_head, special_indices
 
 
 @pytest.fixture(scope="module", params=["absolute", "relative_key", "relative_key_query", "rotary"])
@@ -111,6 +111,19 @@ def test_long_texts_are_truncated(tiny_bert):
         view = tiny_bert.attention("the " * 80, "the bank")
     assert view.tokens[-2:-1] == tiny_bert.attention("bank").tokens[-2:-1]
     assert not tiny_bert.attention("the", "the").is_truncated
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "span"),
+    [
+        ("वह करेगा यह कर", "कर", (12, 14)),  # not within a word, whose vowel signs are marks
+        ("A riverbank, a Bank.", "bank", (15, 19)),
+        ("riverbank", "bank", (5, 9)),
+        ("C and C++", "c++", (6, 9)),
+    ],
+)
+def test_a_word_is_found_as_a_whole_one_if_it_can(text, word, span):
+    assert find_word(text, word) == span
 
 
 def test_a_word_is_compared_where_it_is(tiny_bert):
