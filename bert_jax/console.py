@@ -10,10 +10,12 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 from tqdm import tqdm
+
+from bert_jax.errors import without_controls
 
 _TICK = 0.25  # seconds between two looks at work in progress
 _SILENCE = 30.0  # seconds without a line, where there is no terminal, after which work says a line
@@ -38,6 +40,8 @@ class _Output:
     spent: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds by kind of work
     work: "Work | None" = None  # the innermost that is in progress
     last_line: float = dataclasses.field(default_factory=time.monotonic)
+    is_closed: bool = False  # whether the reader of the lines has ended
+    when_closed: Callable[[], None] | None = None  # what to do then, in place of an error
 
 
 _DEFAULT = _Output()
@@ -66,13 +70,25 @@ def shows(level: Level) -> bool:
     return _OUTPUT.get(_DEFAULT).level >= level
 
 
+def when_closed(action: Callable[[], None] | None) -> None:
+    """Do something, once, when the reader of the lines has ended, in place of a BrokenPipeError."""
+    _OUTPUT.get(_DEFAULT).when_closed = action
+
+
 def show(text: str = "", level: Level = Level.PROGRESS) -> None:
-    """Print a text at once, above any bar."""
+    """Print a text at once, above any bar; its control characters are escaped."""
     current = _OUTPUT.get(_DEFAULT)
-    if current.level >= level:
+    if current.level < level or current.is_closed:
+        return
+    try:
         with tqdm.external_write_mode():
-            print(text, flush=True, file=_stream())
-        current.last_line = time.monotonic()
+            print(without_controls(text), flush=True, file=_stream())
+    except BrokenPipeError:
+        if not current.when_closed:
+            raise
+        current.is_closed = True
+        current.when_closed()
+    current.last_line = time.monotonic()
 
 
 def _stream() -> TextIO:
@@ -129,6 +145,16 @@ def time_spent() -> str:
     parts = [f"{what} {duration(s)}" for what, s in spent[:5] if s >= 1]
     whole = duration(time.monotonic() - current.started)
     return f"{whole}, of which {', '.join(parts)}" if parts else whole
+
+
+def code_span(text: str) -> str:
+    """Return a text as Markdown shows code: without a character that would end or change it.
+
+    >>> code_span("a `b`\\n")
+    "`a 'b' `"
+    """
+    plain = "".join(c if c.isprintable() else " " for c in text)
+    return "`" + plain.replace("`", "'") + "`"
 
 
 def counted(number: int, noun: str) -> str:

@@ -20,6 +20,12 @@ def hasty(monkeypatch):
         monkeypatch.setattr(console, name, seconds)
 
 
+def test_control_characters_of_files_do_not_reach_the_terminal(capsys):
+    with console.output(Level.PROGRESS):
+        console.warn("a \x1b[2J\x07 name\tb")
+    assert capsys.readouterr().out == "warning    a \\x1b[2J\\x07 name\tb\n"
+
+
 def test_work_is_not_silent_in_a_file(hasty, capsys):
     with console.output(Level.PROGRESS), console.working("reading", 10) as work:
         work.n = 5

@@ -9,7 +9,7 @@ log in with `hf auth login`, or set HF_TOKEN.
 
 import argparse
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, without_controls
 from bert_jax.storage import paths
 from bert_jax.storage.paths import CHECKPOINT
 
@@ -42,7 +42,8 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     if is_name:
         print(f"uploaded to {hub.address(path)}; add a license and a language to its README.md")
     if exported.dropped:
-        print(f"dropped, as {name} has no place for them: {', '.join(exported.dropped)}")
+        dropped = without_controls(", ".join(exported.dropped))
+        print(f"dropped, as {name} has no place for them: {dropped}")
     if exported.newly_initialized:
         names = ", ".join(exported.newly_initialized)
         print(f"randomly initialized by transformers, as the model lacks them: {names}")

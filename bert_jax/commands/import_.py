@@ -8,6 +8,7 @@ self-contained.
 
 import argparse
 
+from bert_jax.errors import without_controls
 from bert_jax.storage.paths import CHECKPOINT
 
 
@@ -25,4 +26,5 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     bert.save(args.destination, force=args.force)
     print(f"{args.destination}: {bert!r}")
     if bert.unused:
-        print(f"dropped, as the model has no place for them: {', '.join(bert.unused)}")
+        unused = without_controls(", ".join(bert.unused))
+        print(f"dropped, as the model has no place for them: {unused}")

@@ -14,6 +14,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -36,7 +37,11 @@ if TYPE_CHECKING:
 _CACHE = "jax_compilation_cache_dir"
 # The signals that interrupt a command, so that it removes what it has not finished; with what each
 # does in a process of Python's that has changed neither.
-_STOPPED_BY = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+_STOPPED_BY = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+}
 # What JAX warns of when it cannot use an entry of the cache, which it then compiles again.
 _WARNING = re.compile(r"Error (reading|writing) persistent compilation cache entry for '(.*?)'")
 
@@ -47,7 +52,11 @@ def run(command: Callable[[], None], name: str) -> None:
     # 700, looking through them again and again is an eighth of the time that a short run takes.
     gc.set_threshold(20_000, 10, 10)
     quiet_libraries()
-    if sys.stderr is None:  # it is closed; files that are opened must not have its number
+    # Files that are opened must not have the number of a closed input or output.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     for number, default in _STOPPED_BY.items():
         if signal.getsignal(number) is default:  # not ignored, as by nohup
@@ -57,8 +66,7 @@ def run(command: Callable[[], None], name: str) -> None:
         # Text of any script is printed on any terminal, and names that are not UTF-8.
         sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore
         _run_and_flush(command)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _leave_signals()
     except (CommandError, KeyboardInterrupt) as error:
         end_process(name, error)
     except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
@@ -72,6 +80,14 @@ def run(command: Callable[[], None], name: str) -> None:
         if not _interrupts:
             raise
         end_process(name, KeyboardInterrupt())  # of which a library has made another error
+
+
+def _leave_signals() -> None:
+    """Ignore Ctrl-C, as all is done, and let the other signals end the process at once."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _check_process() -> None:
@@ -109,8 +125,7 @@ def _interrupt(name: str, number: int, _: FrameType | None) -> None:
 def end_process(name: str, error: CommandError | KeyboardInterrupt) -> None:
     """End the process with a line, whatever its threads do, which could print errors of theirs."""
     with contextlib.suppress(ValueError):  # in another thread than the main one
-        for number in _STOPPED_BY:
-            signal.signal(number, signal.SIG_IGN)
+        _leave_signals()  # also while the line waits for its reader
     if _shows_origin:
         traceback.print_exception(error)
     print(f"{name}: {str(error) or 'interrupted'}", file=sys.stderr, flush=True)
@@ -205,13 +220,24 @@ def cache_compiled_programs() -> None:
     """Keep compiled programs in the user's cache, unless JAX has a folder for them."""
     import jax
 
+    try:
+        num_hosts = jax.process_count()
+    except Exception as error:  # of many types: of a platform that is not there, or of a driver
+        platforms = os.environ.get("JAX_PLATFORMS", "")
+        raise UserError(
+            f"JAX cannot start, with JAX_PLATFORMS={platforms!r} ({first_line(error)}); unset it, or "
+            "name a platform that JAX is installed for, such as cpu"
+        ) from error
     # Several hosts must share the folder, so there the user has to name it.
-    if getattr(jax.config, _CACHE) is None and jax.process_count() == 1:
+    if getattr(jax.config, _CACHE) is None and num_hosts == 1:
         try:
             folder = paths.cache_folder()
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = folder.stat()
         except (OSError, RuntimeError):  # a full or read-only disk, or no home
             return
+        if found.st_uid != os.getuid() or found.st_mode & 0o022:
+            return  # others could put programs there
         jax.config.update(_CACHE, str(folder))
         if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -278,7 +304,10 @@ def quiet_libraries() -> None:
     show = sys.unraisablehook
 
     def show_others(unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
+        if isinstance(unraisable.exc_value, KeyboardInterrupt) and _interrupts:
+            # It came within a callback, which drops it: again, once the callback is over.
+            threading.Timer(0.05, os.kill, (os.getpid(), _interrupts.pop())).start()
+        elif str(unraisable.exc_value) != "Event loop is closed":
             show(unraisable)
 
     sys.unraisablehook = show_others
@@ -312,7 +341,10 @@ _ASKED = itertools.count(1)
 
 @contextlib.contextmanager
 def stop_signals(name: str) -> Iterator[Callable[[], str]]:
-    """Note SIGTERM and SIGINT; yield a function that returns the reason to save and stop, or ""."""
+    """Note signals; yield a function that returns the reason to save and stop, or "".
+
+    A closed output is one too, as of a reader that has ended.
+    """
     # Of several processes, JAX takes SIGTERM, and all agree on the step to stop after.
     import jax
     from jax.experimental import multihost_utils
@@ -322,6 +354,7 @@ def stop_signals(name: str) -> Iterator[Callable[[], str]]:
 
     def note(number: int, _: object) -> None:
         if received and is_alone:
+            _interrupts.append(number)
             end_process(name, KeyboardInterrupt())
         elif received:
             raise KeyboardInterrupt
@@ -330,17 +363,24 @@ def stop_signals(name: str) -> Iterator[Callable[[], str]]:
             if not is_alone:
                 os.kill(os.getpid(), signal.SIGTERM)
 
+    def note_closed() -> None:
+        received.append("a closed output")
+        if not is_alone:
+            os.kill(os.getpid(), signal.SIGTERM)
+
     def reason() -> str:
         if is_alone:
             return "".join(received)
         stops = multihost_utils.reached_preemption_sync_point(next(_ASKED))
-        return "SIGTERM or SIGINT on one of the hosts" if stops else ""
+        return "a signal to one of the hosts" if stops else ""
 
-    numbers = [signal.SIGTERM, signal.SIGINT] if is_alone else [signal.SIGINT]
+    console.when_closed(note_closed)
+    numbers = [*_STOPPED_BY] if is_alone else [signal.SIGINT, signal.SIGHUP]
     numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     previous = {number: signal.signal(number, note) for number in numbers}
     try:
         yield reason
     finally:
+        console.when_closed(None)
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -6,7 +6,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from bert_jax.config import DataFiles, FinetuneConfig, TrainConfig, settings
-from bert_jax.console import counted, epochs
+from bert_jax.console import code_span, counted, epochs
 from bert_jax.convert.exportable import Exportable
 from bert_jax.convert.huggingface import Exported
 from bert_jax.convert.sentence_transformers import LIBRARY
@@ -50,7 +50,7 @@ def write(folder: Path, name: str, model: Exportable, exported: Exported, max_le
     )
     if task and not task.num_outputs:
         rest = len(task.labels) - _MAX_LABELS
-        labels = ", ".join(_code(label) for label in task.labels[:_MAX_LABELS])
+        labels = ", ".join(code_span(label) for label in task.labels[:_MAX_LABELS])
         about += f" Its labels are {labels}{f' and {rest:,} more' if rest > 0 else ''}."
     parts = [f"# {name}", about, task.description(config) if task else ""]
     if run:
@@ -101,7 +101,7 @@ def _scores(source: Any, run: Any, results: Mapping[str, Any], dropped: Sequence
     else:
         summary = results.get("summary", [])
         columns = ("", *summary[0]["scores"]) if summary else ()
-        scored = {f"this model, on {_code(k)}": v for k, v in results.get("scores", {}).items()}
+        scored = {f"this model, on {code_span(k)}": v for k, v in results.get("scores", {}).items()}
         # The runs of single seeds are this model, or no better.
         scored |= {r["name"]: r["scores"] for r in summary if not r["name"].startswith("seed ")}
         rows = [
@@ -123,16 +123,16 @@ def _training(source: Any, run: Any, results: Any, origin: str) -> list[str]:
     else:
         folder = PurePath(origin)  # of a step, that of the run says more
         folder = folder.parents[1] if folder.parent.name == "checkpoints" else folder
-        start = _code(folder.name) if origin else "random weights"
+        start = code_span(folder.name) if origin else "random weights"
     lines = [f"Started from {start}."] if origin or "init" in results else []
     if isinstance(run, FinetuneConfig):
         files = " and ".join(
-            _code(_short(text)) for text in (run.data.train, run.data.eval) if text
+            code_span(_short(text)) for text in (run.data.train, run.data.eval) if text
         )
         files = files or "examples in memory"
         lines.append(f"Fine-tuned for {run.task.kind} on {files}, {epochs(run.epochs)}.")
     else:
-        text, step = _code(_short(run.data.source)), int(source.name)
+        text, step = code_span(_short(run.data.source)), int(source.name)
         if counts := results.get("text"):
             text += ", {tokens:,} tokens in {documents:,} documents".format(**counts)
         lines.append(f"Pretrained on {text}; {step:,} of {run.steps:,} steps.")
@@ -186,10 +186,5 @@ def _repository(name: str) -> str:
 
 def _short(files: str) -> str:
     """Return files without their folders, which are of no use to others, and may be private."""
-    names = (text if is_dataset(text) else file_name(text) for text in files.split(","))
-    return ",".join(names)
-
-
-def _code(text: str) -> str:
-    plain = "".join(c if c.isprintable() else " " for c in text)
-    return "`" + plain.replace("`", "'") + "`"
+    names = map(str.strip, files.split(","))
+    return ",".join(name if is_dataset(name) else file_name(name) for name in names)

@@ -21,7 +21,7 @@ from bert_jax.convert import (
 from bert_jax.convert.exportable import Exportable
 from bert_jax.convert.huggingface import Exported
 from bert_jax.convert.names import Converted
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, without_controls
 from bert_jax.storage import paths
 from bert_jax.storage.json_files import read_json
 from bert_jax.tasks.base import Task
@@ -148,9 +148,9 @@ def _read_prompts(path: Path, *, is_unit: bool) -> dict[str, str]:
     passage = next((name for name in _PASSAGE if prompts.get(name)), _PASSAGE[0])
     read = {"query": prompts.get("query", ""), passage: prompts.get(passage, "")}
     others = [name for name in prompts if prompts[name] not in ("", *read.values())]
-    lost = [f"the prompts {', '.join(others)}"] * bool(others)
+    lost = [f"the prompts {', '.join(map(without_controls, others))}"] * bool(others)
     if prompts.get(default := str(values.get("default_prompt_name"))):
-        lost.append(f"{default} as the prompt of all texts that name none")
+        lost.append(f"{without_controls(default)} as the prompt of all texts that name none")
     if (similarity := values.get("similarity_fn_name") or "cosine") != "cosine":
         lost += [f"the similarity {similarity}"] * (similarity != "dot" or not is_unit)
     if lost:

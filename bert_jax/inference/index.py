@@ -27,7 +27,7 @@ from bert_jax.inference.tokenization import text_list, warn_truncated
 from bert_jax.retrieval import search
 from bert_jax.retrieval.vectors import KINDS, ArrayWriter, check_entries
 from bert_jax.storage import checksums, json_files
-from bert_jax.storage.paths import AnyPath, absolute, as_path, is_on_hub, on_disk
+from bert_jax.storage.paths import AnyPath, absolute, as_path, is_on_hub, is_remote, on_disk
 from bert_jax.storage.replacement import replacing
 from bert_jax.text import builtin, records
 from bert_jax.text.files import existing
@@ -246,7 +246,7 @@ class TextIndex:
         if not is_whole or not 0 <= number < len(self):
             raise UserError(f"number is {number!r}; the index has 0 to {len(self) - 1}")
         start = int(self._entries[number - 1, 0]) if number else 0
-        return self._texts[start : int(self._entries[number, 0])].tobytes().decode()
+        return self._texts[start : int(self._entries[number, 0])].tobytes().decode(errors="replace")
 
     @functools.cached_property
     def bert(self) -> LoadedModel:
@@ -254,7 +254,8 @@ class TextIndex:
         name = self._checkpoint
         told = f"give its model: --checkpoint={name or 'CHECKPOINT'}, or Index.load(INDEX, MODEL)"
         refuse(not name, f"{self._path} names no checkpoint", fix=told)
-        refuse(is_on_hub(name), f"{self._path} is of {name}, maybe a download", fix=told)
+        is_far = is_on_hub(name) or is_remote(name)
+        refuse(is_far, f"{self._path} is of {name}, maybe a download", fix=told)
         try:
             bert = self._load(name)
         except UserError as error:

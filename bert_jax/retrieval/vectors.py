@@ -16,6 +16,8 @@ from scipy import sparse
 from bert_jax.retrieval import search
 from bert_jax.retrieval.search import TopK
 
+_MOST_TOKENS = 1 << 24  # of a vocabulary
+
 
 class Vectors(abc.ABC):
     """The vectors of N texts, which stay on disk.
@@ -72,6 +74,8 @@ class TokenVectors(Vectors):
     def __init__(self, folder: Path, size: int):
         self.matrix, counts = (_open(folder / name) for name in self.files)
         self._starts = np.concatenate([[0], np.cumsum(counts)])
+        if counts.min(initial=0) < 0 or self._starts[-1] != len(self.matrix):
+            raise ValueError("texts of other vectors than there are")
 
     def __len__(self) -> int:
         return len(self._starts) - 1
@@ -95,7 +99,10 @@ class SparseVectors(Vectors):
         starts = np.concatenate([[0], np.cumsum(counts)])
         if starts[-1] < 1 << 31:  # of the type of `tokens`, which are else copied
             starts = starts.astype(np.int32)
+        if size > _MOST_TOKENS:
+            raise ValueError(f"a vocabulary of {size} tokens")
         self.matrix = sparse.csr_array((weights, tokens, starts), shape=(len(counts), size))
+        self.matrix.check_format(full_check=True)  # or a search could write outside its memory
 
     def __len__(self) -> int:
         return self.matrix.shape[0]

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from bert_jax.errors import UserError
 from bert_jax.storage.paths import AnyPath
 
 _CHECKSUM = "crc32c"
+TEMPORARY = ".tmp"  # the end of the name of a file that is being written
 
 
 def read_json(path: AnyPath, remedy: str, kind: type = dict, *, is_record: bool = False) -> Any:
@@ -22,6 +24,8 @@ def read_json(path: AnyPath, remedy: str, kind: type = dict, *, is_record: bool 
     `is_record` it must have one.
     """
     try:
+        if isinstance(path, Path) and path.exists() and not path.is_file():
+            raise ValueError("it is no regular file")  # a device or a pipe may have no end
         values = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(values, kind):
             raise ValueError(f"it is not a JSON {'object' if kind is dict else kind.__name__}")
@@ -55,9 +59,15 @@ def write_text(path: Path, content: str) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file under a temporary name, and rename it."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
+    # A name of its own, as another process may write the same file.
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _checksum(record: Mapping[str, Any]) -> int:

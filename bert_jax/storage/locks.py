@@ -20,7 +20,9 @@ def locked(folder: Path, *, waits: bool = False) -> Iterator[None]:
     Where another process has the lock, wait for it if `waits`; UserError otherwise.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / NAME).open("a") as file:
+    # Not by a link, whose file this would empty.
+    descriptor = os.open(folder / NAME, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    with open(descriptor, "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -40,6 +42,8 @@ def locked(folder: Path, *, waits: bool = False) -> Iterator[None]:
 
 def check_unlocked(folder: Path) -> None:
     """Refuse a folder that another process has locked; make nothing."""
+    if not os.path.isfile(folder / NAME):  # a pipe would be waited for
+        return
     with contextlib.suppress(OSError), (folder / NAME).open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

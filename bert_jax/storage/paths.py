@@ -30,9 +30,9 @@ def is_remote(path: str | PurePath) -> bool:
 
 
 def file_name(path: str | PurePath) -> str:
-    """Return the name of a file, of a web address without its query: "a.txt" of ".../a.txt?x=y"."""
+    """Return the name of a file, of an address without its query: "a.txt" of ".../a.txt?x=y"."""
     text = str(path)
-    if re.match("https?:/", text):
+    if re.match("[a-z][a-z0-9]*:/", text):
         text = re.split("[?#]", text, maxsplit=1)[0]
     return PurePath(text).name
 

@@ -7,18 +7,20 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, refuse
 from bert_jax.storage.paths import on_disk
 
 
 def replace(new: Path, path: Path) -> None:
     """Rename a folder to `path`, and remove what is there; nothing is lost if that fails."""
     with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=f".{path.name}.") as folder:
-        old = path.rename(Path(folder) / "old") if path.exists() else None
+        old = Path(folder) / "old"
         try:
+            if os.path.lexists(path):
+                path.rename(old)
             new.rename(path)
-        except BaseException:  # an interruption too, which may come after the renaming
-            if old and not os.path.lexists(path):
+        except BaseException:  # an interruption too, which may come after a renaming
+            if os.path.lexists(old) and not os.path.lexists(path):
                 old.rename(path)
             raise
 
@@ -42,6 +44,7 @@ def replacing(
 ) -> Iterator[Path]:
     """Yield a temporary path, which is renamed to `path` at the end of the context."""
     path = on_disk(path)
+    refuse("\0" in str(path), f"{str(path)!r} has a NUL byte", fix="choose another")
     check_replaceable(path, may_replace)
     try:
         parent = path.absolute().parent
@@ -51,7 +54,7 @@ def replacing(
             with _locked(parent):  # as another process may have written it, or is about to
                 check_replaceable(path, may_replace)
                 replace(Path(folder) / path.name, path)
-    except (OSError, ValueError) as error:  # ValueError for a NUL byte in the path
+    except OSError as error:
         raise UserError(f"{path} cannot be written ({error}); choose another") from error
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from bert_jax import console
 from bert_jax.batches.buckets import Features
 from bert_jax.config import DataFiles, EmbeddingConfig, FinetuneConfig, ModelConfig, TaskConfig
 from bert_jax.config.settings import setting
@@ -186,7 +187,7 @@ class Embedding(Retrieval):
         size = embedding.dense or model.hidden_size
         text = f"An embedding has {size:,} numbers: {', '.join(steps)}."
         prompts = {"query": embedding.query_prompt, "passage": embedding.passage_prompt}
-        before = [f"`{p}` before each {name}" for name, p in prompts.items() if p]
+        before = [f"{console.code_span(p)} before each {name}" for name, p in prompts.items() if p]
         return f"{text} Put {' and '.join(before)}." if before else text
 
     def python_code(self, data: DataFiles) -> str:

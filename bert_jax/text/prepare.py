@@ -66,7 +66,9 @@ def write(
 
     `restarts` is whether what `folder` has of another text is written over, and not refused.
     """
-    others = {*os.listdir(folder)} - {"progress.json.tmp", ".lock"} if os.path.isdir(folder) else ()
+    names = os.listdir(folder) if os.path.isdir(folder) else ()
+    of_writing = (locks.NAME, json_files.TEMPORARY)
+    others = [name for name in names if not name.endswith(of_writing)]
     if others and not store.has_record(folder):
         raise UserError(f"{folder} is not empty and not a store; choose another folder")
     sources = open_sources(data, shard)

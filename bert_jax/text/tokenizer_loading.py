@@ -62,7 +62,7 @@ def load(path: str | Path, *, lowercase: bool = True) -> Tokenizer:
         beside = (_SETTINGS, _ADDED_TOKENS, _SPECIAL_TOKENS)
         paths = [path, *(path.with_name(name) for name in beside)]
     with _reading(str(path)):
-        files = {p.name: p.read_bytes() for p in paths if p.exists()}
+        files = {p.name: p.read_bytes() for p in paths if p.is_file()}
     return from_files(files, str(path), lowercase=lowercase)
 
 

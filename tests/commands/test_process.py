@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import jax
 import pytest
 from training_runs import CACHE_VARIABLES
 
+from bert_jax import console
 from bert_jax.commands import main, memory, process
 from bert_jax.errors import HostLost, Interrupted, TrainingError, UserError
 from bert_jax.storage.replacement import replacing
@@ -95,8 +97,8 @@ def ends(monkeypatch):
     codes = []
     monkeypatch.setattr(process.os, "_exit", codes.append)
     monkeypatch.setattr(process, "_interrupts", [])
-    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    handlers = process._STOPPED_BY.items()
+    before = {number: signal.signal(number, handler) for number, handler in handlers}
     yield codes
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -108,8 +110,8 @@ def test_stop_signals_are_noted_and_restored(ends, capsys):
         assert reason() == ""
         signal.raise_signal(signal.SIGTERM)
         assert reason() == "SIGTERM"
-        signal.raise_signal(signal.SIGINT)  # a second one ends the process
-        assert ends == [130]
+        signal.raise_signal(signal.SIGTERM)  # a second one ends the process
+        assert ends == [128 + signal.SIGTERM]
         assert capsys.readouterr().err == "train.py: interrupted\n"
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -135,6 +137,7 @@ def test_an_error_ends_with_its_line_and_exit_code(error, code, capsys, ends):
         ("mkdir gone; cd gone; rmdir ../gone; {} --help", "the working directory was deleted; "),
         ("{} pretrain --connect_timeout=nan", "--connect_timeout nan is no time; "),
         ("{} prepare none.txt store", "data source none.txt does not exist; "),
+        ("JAX_PLATFORMS=none {} fill-mask m '[MASK]'", "JAX cannot start, with JAX_PLATFORMS="),
     ],
 )
 def test_a_process_that_fails_ends_with_a_line(shell, message, tmp_path):
@@ -147,7 +150,7 @@ def test_a_process_that_fails_ends_with_a_line(shell, message, tmp_path):
         text=True,
     )
     assert done.returncode != 0
-    assert re.fullmatch(rf"bert-jax( \w+)?: {re.escape(message)}.*\n", done.stderr)
+    assert re.fullmatch(rf"bert-jax( [\w-]+)?: {re.escape(message)}.*\n", done.stderr)
     assert not list(tmp_path.iterdir())
 
 
@@ -175,16 +178,62 @@ def test_an_interruption_by_hand(error, capsys, ends):
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # once more does no harm
 
 
-def test_a_terminated_command_removes_what_it_has_not_finished(tmp_path, capsys, ends):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_terminated_command_removes_what_it_has_not_finished(tmp_path, capsys, ends, number):
     def command():
         with replacing(tmp_path / "new") as path:
             path.mkdir()
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(number)
 
     process.run(command, "bert-jax index")
-    assert ends == [128 + signal.SIGTERM]
+    assert ends == [128 + number]
     assert capsys.readouterr().err == "bert-jax index: interrupted\n"
     assert not list(tmp_path.iterdir())
+
+
+def test_a_signal_within_a_callback_is_not_lost(capsys, ends, monkeypatch):
+    """Python drops what a callback of the garbage collector raises, as some of JAX's are."""
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+
+    class Callback:
+        def __del__(self):
+            signal.raise_signal(signal.SIGTERM)
+
+    def command():
+        Callback()
+        time.sleep(10)
+
+    started = time.monotonic()
+    process.run(command, "bert-jax embed")
+    assert ends == [128 + signal.SIGTERM]
+    assert time.monotonic() - started < 5
+    assert capsys.readouterr().err == "bert-jax embed: interrupted\n"
+
+
+def test_a_run_stops_where_its_output_is_closed(ends, monkeypatch):
+    def closed(*_, **__):
+        raise BrokenPipeError
+
+    with (
+        console.output(console.Level.PROGRESS),
+        process.stop_signals("train.py") as reason,
+        monkeypatch.context() as patch,
+    ):
+        patch.setattr("builtins.print", closed)
+        console.show("step 1")
+        assert reason() == "a closed output"
+        console.show("step 2")  # nothing more
+    with console.output(console.Level.PROGRESS), monkeypatch.context() as patch:
+        patch.setattr("builtins.print", closed)
+        with pytest.raises(BrokenPipeError):
+            console.show("a line of another command")
+
+
+def test_a_cache_that_others_may_write_to_is_not_used(tmp_path):
+    (tmp_path / "bert-jax").mkdir()
+    (tmp_path / "bert-jax").chmod(0o777)
+    assert run(tmp_path) == ["new 2 False"]
+    assert not [*(tmp_path / "bert-jax").iterdir()]
 
 
 def test_an_interruption_while_commands_are_imported(capsys, ends, monkeypatch):

@@ -15,6 +15,7 @@ import yaml
 from model_folders import TASKS, fine_tuned
 
 import bert_jax
+from bert_jax.convert import model_card
 from bert_jax.errors import UserError
 from bert_jax.tasks import make_task
 from bert_jax.training import checkpoint
@@ -197,3 +198,8 @@ def test_malformed_results_are_refused_or_said(tiny_run, tmp_path):
             with contextlib.suppress(UserError):
                 bert.export(tmp_path / "exported")
             shutil.rmtree(tmp_path / "exported", ignore_errors=True)
+
+
+def test_an_address_is_named_without_its_secrets():
+    files = "https://host/a.txt?sig=S1, s3://bucket/b.txt?key=S2 ,c.txt"
+    assert model_card._short(files) == "a.txt,b.txt,c.txt"

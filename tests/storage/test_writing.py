@@ -1,13 +1,15 @@
 """Where files and folders are written: on a disk, whole, and nowhere else."""
 
 import dataclasses
+import os
+import threading
 from pathlib import Path
 
 import pytest
 from helpers import refused
 
 import bert_jax
-from bert_jax.storage import paths, replacement
+from bert_jax.storage import json_files, locks, paths, replacement
 from bert_jax.text import files, records, tokenizer_loading, tokenizer_training
 
 
@@ -40,25 +42,63 @@ def test_a_path_that_orbax_takes_for_a_pattern(tiny_bert, tiny_config, tmp_path,
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+@pytest.mark.parametrize("name", ["new", "path"])
 @pytest.mark.parametrize("is_after", [False, True])
-def test_an_interrupted_replacement_loses_nothing(tmp_path, monkeypatch, error, is_after):
-    for name in ("new", "path"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").write_text(name)
+def test_an_interrupted_replacement_loses_nothing(tmp_path, monkeypatch, error, name, is_after):
+    is_new = is_after and name == "new"
+    for each in ("new", "path"):
+        (tmp_path / each).mkdir()
+        (tmp_path / each / "file").write_text(each)
     rename = Path.rename
 
     def interrupted(path, target):
-        if path.name != "new":
+        if path.name != name:
             return rename(path, target)
         if is_after:
             rename(path, target)
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", interrupted)
+        patch.setattr(Path, "rename", interrupted)  # before or after it has renamed `name`
         with pytest.raises(error):
             replacement.replace(tmp_path / "new", tmp_path / "path")
-    assert (tmp_path / "path/file").read_text() == ("new" if is_after else "path")
+    assert (tmp_path / "path/file").read_text() == ("new" if is_new else "path")
+
+
+def test_processes_that_write_one_file_do_not_meet(tmp_path):
+    path = tmp_path / "a.json"
+    threads = [threading.Thread(target=write_often, args=(path, text)) for text in "ab"]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        assert not path.exists() or path.read_text() in ("a" * 9999, "b" * 9999)
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def write_often(path, text) -> None:
+    for _ in range(200):
+        json_files.write_text(path, text * 9999)
+
+
+def test_links_and_pipes_of_strangers_are_not_followed(tmp_path):
+    kept = tmp_path / "kept"
+    kept.write_text("the only copy")
+    for name in (".lock", "a.json.tmp"):
+        (tmp_path / name).symlink_to(kept)
+    with pytest.raises(OSError, match="symbolic link"), locks.locked(tmp_path):
+        pass
+    json_files.write_text(tmp_path / "a.json", "{}")
+    assert kept.read_text() == "the only copy"
+    model = tmp_path / "model"
+    model.mkdir()
+    os.mkfifo(model / ".lock")
+    os.mkfifo(model / "config.json")
+    (model / "tokenizer.json").symlink_to("/dev/zero")
+    locks.check_unlocked(model)
+    with refused("config.json cannot be read (it is no regular file)"):
+        json_files.read_json(model / "config.json", "fetch it")
+    with refused("model: it has no sentencepiece .model, tokenizer.json"):
+        tokenizer_loading.load(model)
 
 
 @pytest.mark.parametrize("name", ["results.json", "baselines.json", "metrics.jsonl"])
