@@ -225,8 +225,8 @@ def cache_compiled_programs() -> None:
     except Exception as error:  # of many types: of a platform that is not there, or of a driver
         platforms = os.environ.get("JAX_PLATFORMS", "")
         raise UserError(
-            f"JAX cannot start, with JAX_PLATFORMS={platforms!r} ({first_line(error)}); unset it, or "
-            "name a platform that JAX is installed for, such as cpu"
+            f"JAX cannot start, with JAX_PLATFORMS={platforms!r} ({first_line(error)}); unset it, "
+            "or name a platform that JAX is installed for, such as cpu"
         ) from error
     # Several hosts must share the folder, so there the user has to name it.
     if getattr(jax.config, _CACHE) is None and num_hosts == 1:

@@ -192,7 +192,8 @@ def plain_attention(
     `projected` are queries, keys and values, with the heads side by side. `relative` returns the
     positions' term of the scores from queries and keys.
     """
-    context, maps = _attend(config, projected, mask.bias(), dropout_key, relative)
+    length = projected[0].shape[1]
+    context, maps = _attend(config, projected, mask.bias(), dropout_key, length, relative)
     if mask.window:  # what is not used is not computed
         term = mask.window_bias() * maps.query.shape[-1] ** 0.5
         positions = jnp.broadcast_to(term, maps.probabilities.shape)
@@ -213,7 +214,7 @@ def local_attention(
     """
     query, key, value = projected
     batch, length, size = query.shape
-    blocks, most = -(-length // mask.window), config.max_position_embeddings
+    blocks, most = -(-length // mask.window), _most_positions(config, length)
     query = jnp.pad(query, ((0, 0), (0, blocks * mask.window - length), (0, 0)))
     query = query.reshape(batch * blocks, mask.window, size)
     key, value = near(key, mask.window), near(value, mask.window)
@@ -223,7 +224,8 @@ def local_attention(
     if dropout_key:
         indices = jnp.repeat(dropout_key.indices, blocks)
         dropout_key = DropoutKey(dropout_key.key, indices)
-    context, _ = _attend(config, (query, key, value), mask.near_bias(), dropout_key, first=first)
+    projected, bias = (query, key, value), mask.near_bias()
+    context, _ = _attend(config, projected, bias, dropout_key, length, first=first)
     return context.reshape(batch, -1, size)[:, :length]
 
 
@@ -237,16 +239,22 @@ def near(x: Shaped[Array, "B L *D"], size: int) -> Shaped[Array, "BN M *D"]:
     return jnp.concatenate([each.reshape(-1, size, *rest) for each in shifted], axis=1)
 
 
+def _most_positions(config: ModelConfig, length: int) -> int:
+    """Return the positions by which dropout counts: packed texts may have more than the model."""
+    return max(config.max_position_embeddings, length)
+
+
 def _attend(
     config: ModelConfig,
     projected: Sequence[Array],
     bias: Array,
     dropout_key: DropoutKey | None,
+    length: int,
     relative: Callable[[Array, Array], Array] | None = None,
     first: int | Array = 0,
 ) -> tuple[Array, AttentionMaps]:
     """Return the context, and the attention maps, of queries and keys that may differ in number."""
-    heads, most = config.num_attention_heads, config.max_position_embeddings
+    heads = config.num_attention_heads
     query, key, value = (x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2) for x in projected)
     scores = attention_scores(query, key)
     positions = relative(query, key) if relative else None
@@ -262,6 +270,7 @@ def _attend(
         context = attention_context(powers.astype(value.dtype), value)
         context = (context / total).astype(value.dtype)
     else:
+        most = _most_positions(config, length)
         rate, bounds = config.attention_probs_dropout_prob, (heads, most, most)
         kept = apply_dropout(attention, dropout_key, rate, bounds, first)
         context = attention_context(kept.astype(value.dtype), value)

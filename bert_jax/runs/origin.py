@@ -43,6 +43,7 @@ class Origin:
       before: the settings that the state of a fork or of a resumed run was trained with.
       tokenizer: that of the run; None if its text has one, or one is to be trained on it.
       read_before: what the runs that a fork continues have read of its text.
+      text_before: the identity of the text of the run that a fork continues; None if unknown.
     """
 
     kind: Literal["new", "initialized", "forked", "resumed"]
@@ -52,6 +53,17 @@ class Origin:
     before: TrainConfig | None = None
     tokenizer: Tokenizer | None = None
     read_before: ReadBefore = NOTHING_READ
+    text_before: str | None = None
+
+    def with_text(self, identity: str) -> "Origin":
+        """Return the origin of a run on a text: a fork to another text has read nothing of it."""
+        if self.text_before in (None, identity):
+            return self
+        return dataclasses.replace(self, read_before=_shuffled_anew(self.read_before.counted_from))
+
+
+def _shuffled_anew(step: int) -> ReadBefore:
+    return ReadBefore(counted_from=step, shuffled_anew=step)
 
 
 def find(
@@ -87,6 +99,8 @@ def find(
     if bert:
         content = {"the content of --init": checkpoint.checksum(bert.params)}
         hosts.check_same(content, "copy it once more")
+        # To the host's memory: a second copy of them would stay on a device to the end of the run.
+        bert = dataclasses.replace(bert, params=jax.device_get(bert.params))
     tokenizer = bert.tokenizer if bert else None
     if not workdir.config:
         return Origin("initialized" if bert else "new", config, bert=bert, tokenizer=tokenizer)
@@ -137,10 +151,9 @@ def _find_fork(config: TrainConfig, workdir: Workdir[TrainConfig], fork: AnyPath
             "keeps; leave it empty"
         )
     step, run = int(fork.name), fork.parent.parent
-    read = ReadBefore(counted_from=step, shuffled_anew=step)
+    read, is_of_run = _shuffled_anew(step), fork.parent.name == workdir.checkpoints.name
+    results = workdirs.read_results(run) if is_of_run else {}
     if workdirs.has_same_text(before, config):
-        is_of_run = fork.parent.name == workdir.checkpoints.name
-        results = workdirs.read_results(run) if is_of_run else {}
         earlier = workdirs.read_before(results, run)
         read = earlier.until(step, make_schedule(before).stages)
     return Origin(
@@ -150,6 +163,7 @@ def _find_fork(config: TrainConfig, workdir: Workdir[TrainConfig], fork: AnyPath
         before=before,
         tokenizer=tokenizer,
         read_before=read,
+        text_before=results.get("text_identity"),
     )
 
 

@@ -156,6 +156,7 @@ def start(
         config = _with_vocab_size(config, corpus.tokenizer.vocab_size)
         objective = make_objective(config)
         objective.check_mesh(mesh, schedule.stages)
+    origin = origin.with_text(corpus.text_identity)
     setup = setup or set_up(objective.model, config, schedule.rate, mesh)
     objective.check_text(corpus)
     workdirs.check_text(found, corpus.fingerprint)
@@ -294,6 +295,7 @@ def _claim_workdir(run: Run) -> dict[str, Any]:
     began_with = origin.fork or (run.init_name if origin.bert else None)
     read_before = dataclasses.asdict(origin.read_before)
     results = {"init": began_with and str(began_with), **read_before}
+    results["text_identity"] = run.corpus.text_identity
     if origin.kind == "resumed":
         results = run.workdir.results
     else:  # a run that was killed before its first checkpoint may have left some
@@ -317,7 +319,8 @@ def _take_steps(
                 hosts.warn_on_main(warning)
                 has_warned = True
         if step.is_due(config.checkpoint.every) or step.is_best or step.stop_reason:
-            corpus.verify(None)
+            # Who stops the run may not wait; then the text is verified when it resumes.
+            corpus.verify(0 if step.stop_reason else None)
             training.save(step, run.config_at(step.number))
             mirror.try_to_send(run.workdir.path)
 
@@ -359,7 +362,9 @@ def _make_stages(run: Run, indices: loader.ProcessIndices) -> list[loop.Stage]:
     compiled = partial(meshes.compile_step, mode=config.parallel.mode, layout=setup.layout)
     for stage in run.schedule.stages:
         in_stage = run.objective.in_stage(stage, corpus.tokenizer)
-        train_step = make_train_step(in_stage, setup.optimizer, config.optimizer.microbatches)
+        train_step = make_train_step(
+            in_stage, setup.optimizer, config.optimizer.microbatches, steps=config.steps
+        )
         eval_step = compiled(make_eval_step(in_stage), outputs="metrics")
         held_out = partial(
             loader.eval_batches,

@@ -176,10 +176,14 @@ def _mix(weights: Mapping[str, float], corpora: Mapping[str, Corpus]) -> Corpus:
         dataclasses.replace(corpora[name], name=short, weight=size / sum(sizes.values()))
         for short, (name, size) in zip(_short_names([*sizes]), sizes.items(), strict=True)
     )
-    identity = json.dumps([(part.fingerprint, part.weight) for part in parts])
+    hashes = {
+        name: hashlib.sha256(
+            json.dumps([(getattr(part, name), part.weight) for part in parts]).encode()
+        ).hexdigest()
+        for name in ("fingerprint", "text_identity")
+    }
     unknown = sum(part.weight * part.unknown for part in parts)
-    fingerprint = hashlib.sha256(identity.encode()).hexdigest()
-    return dataclasses.replace(parts[0], fingerprint=fingerprint, unknown=unknown, mixed=parts)
+    return dataclasses.replace(parts[0], unknown=unknown, mixed=parts, **hashes)
 
 
 def _short_names(names: Sequence[str]) -> list[str]:

@@ -95,6 +95,7 @@ class Corpus:
     train: TokenStore
     eval: TokenStore
     fingerprint: str = ""  # of the text, the tokenizer, and how the text was split
+    text_identity: str = ""  # of the text and what is held out, whatever the tokenizer
     unknown: float = 0.0  # share of the characters that have become the unknown token
     verified: Future[None] | None = None
     name: str = ""  # in a mixture
@@ -178,6 +179,7 @@ def open_store(folder: Path) -> Corpus:
             raise UserError(f"{folder / 'tokenizer'} is not the store's own tokenizer; {REMEDY}")
         splits = {name: _open_split(folder, name, record) for name in SPLITS}
         identity = {name: record[name] for name in ("identity", "splits", "vocab_size")}
+        text = [record["identity"][name] for name in ("text", "held_out")]
         unknown = unknown_share(record)
         files = (name for split in SPLITS for name in _file_sizes(split, record))
         recorded = {**dict.fromkeys(files), **record["checksums"]}  # None differs from any checksum
@@ -188,6 +190,7 @@ def open_store(folder: Path) -> Corpus:
         train=splits["train"],
         eval=splits["eval"],
         fingerprint=digest.hexdigest(),
+        text_identity=hashlib.sha256(json.dumps(text, sort_keys=True).encode()).hexdigest(),
         unknown=unknown,
         verified=daemon_thread.start(lambda: checksums.check(folder, recorded, REMEDY)),
     )

@@ -4,7 +4,7 @@ import dataclasses
 import importlib
 import re
 from functools import partial
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from bert_jax.models.architecture import describe_attention
 from bert_jax.models.attention import AttentionMask
 from bert_jax.models.bert import BertModel
 from bert_jax.models.fused_attention import check_attention, unsupported
-from bert_jax.models.layers import DropoutKey
+from bert_jax.models.layers import DropoutKey, random_bits
 from bert_jax.models.modernbert import ModernBertConfig, ModernBertModel
 from bert_jax.models.target import Target, traced_for
 
@@ -414,3 +414,14 @@ def test_attention_is_fused_where_it_may_be(changes, wanted, kernels):
     if wanted:
         assert found.probabilities.shape == (2, 2, 128, 128)
         assert found.query.shape == found.key.shape == (2, 2, 128, 8)
+
+
+@pytest.mark.parametrize(("length", "counted"), [(9, 16), (24, 24)])
+def test_dropout_repeats_no_bits_in_a_packed_row_longer_than_the_positions(length, counted):
+    config = dataclasses.replace(layer(2, 4, 16), max_position_embeddings=16)
+    with patch.object(attention, "apply_dropout", wraps=attention.apply_dropout) as applied:
+        x = jnp.ones((SEQUENCES, length, 8))
+        attention._attend(config, (x, x, x), jnp.zeros((SEQUENCES, 1, 1, length)), KEY, length)
+    assert applied.call_args.args[3] == (2, counted, counted)
+    bits = random_bits(KEY.key, KEY.indices[:1], (2, length, length), (2, counted, counted))
+    assert len(np.unique(bits)) == bits.size

@@ -47,13 +47,17 @@ def config(tmp_path, monkeypatch, tiny_config):
     OBJECTIVES.pop("moved_tokens")
 
 
-def test_it_trains_reports_and_resumes(config, tmp_path, capsys):
+def test_it_trains_reports_and_resumes(config, tmp_path, capsys, monkeypatch):
+    progress = []
+    kind = OBJECTIVES["moved_tokens"]
+    monkeypatch.setattr(kind, "at_progress", lambda self, done: progress.append(done) or self)
     run = bert_jax.pretrain(config, tmp_path / "run")
     printed = capsys.readouterr().out
     assert re.search(r"step 2/2 .* moved \S+ \(entropy of moved or not 0\.42, accuracy", printed)
     assert re.search(r"Moved accuracy +\S+% +85\.0%  no token has moved", printed)
     assert "bert-jax embed" in printed  # it fills no masks
     assert run.baselines["moved_accuracy"] == 0.85
+    assert progress  # an objective may change on its way
     assert {"loss", "moved_loss", "moved_accuracy"} <= run.scores.keys()
     assert (tmp_path / "run/curves.png").exists()
     config.steps = 4

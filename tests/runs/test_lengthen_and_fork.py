@@ -12,6 +12,7 @@ import pytest
 from training_runs import assert_same_state, read_state, stop_after, without_speeds
 
 from bert_jax import OptimizerConfig, Phase, TrainConfig, UserError, load, pretrain
+from bert_jax.batches.loader import ReadBefore
 from bert_jax.config.schedule import make_schedule
 from bert_jax.config.settings import as_variant, override
 from bert_jax.distributed import hosts
@@ -435,6 +436,18 @@ def test_a_fork_of_a_fork_counts_what_it_has_read(tiny_config, stopped, tmp_path
     assert without_speeds(tmp_path / "second")[-1]["epoch"] > 0
     last = [r for r in without_speeds(tmp_path / "second") if r["split"] == "train"][-1]
     assert (last["step"], last["sequences"]) == (10, 2 * 8 + 4 * 16)
+
+
+def test_a_fork_knows_its_text_by_the_content(tiny_config, copied, tmp_path):
+    """A file of the same name may have other text by now."""
+    config = changed(tiny_config, steps=6)
+    same = pretraining.start(config, tmp_path / "same", fork=copied).origin.read_before
+    assert same.earlier
+    assert not same.shuffled_anew
+    results = json.loads((copied / "results.json").read_text())
+    (copied / "results.json").write_text(json.dumps(results | {"text_identity": "another"}))
+    other = pretraining.start(config, tmp_path / "other", fork=copied).origin.read_before
+    assert other == ReadBefore(counted_from=same.counted_from, shuffled_anew=same.counted_from)
 
 
 def test_phases_that_are_done_need_not_fit_more_steps(tiny_config, copied):
