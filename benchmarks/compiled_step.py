@@ -26,9 +26,7 @@ from bert_jax.commands.flags import read_config
 from bert_jax.config import TrainConfig, validation
 from bert_jax.config.schedule import make_schedule
 from bert_jax.errors import UserError
-from bert_jax.objectives import make_objective
 from bert_jax.planning import profile, synthetic
-from bert_jax.training.setup import set_up
 
 # XLA's description of a GPU to compile for, as of JAX 0.11. Source: the properties that CUDA
 # reports of an H200, which are an H100's but for its memory and its L2 cache.
@@ -73,12 +71,10 @@ def abstract_devices() -> Sequence[Any]:
 def compile_step(config: TrainConfig, devices: Sequence[Any]) -> Any:
     """Return the compiled step of a config's first phase, on random sequences."""
     config = synthetic.resolve(config, devices[0])
-    schedule = make_schedule(config)
-    stage = schedule.stages[0]
-    mesh = synthetic.make_checked_mesh(config, stage, devices)
-    setup = set_up(make_objective(config).model, config, schedule.rate, mesh)
+    stage = make_schedule(config).stages[0]
+    setup = synthetic.checked_setup(config, [stage], devices)
     step = synthetic.train_step(setup, config, stage)
-    batch = synthetic.abstract_batch(config, stage, mesh)
+    batch = synthetic.abstract_batch(config, stage, setup.layout.mesh)
     return step.lower(setup.abstract_state, batch).compile()
 
 

@@ -12,12 +12,10 @@ from bert_jax.commands.memory import keep_host_memory
 from bert_jax.config import TrainConfig
 from bert_jax.config.schedule import make_schedule
 from bert_jax.config.settings import from_dict
-from bert_jax.distributed.mesh import make_mesh, shard_batch
+from bert_jax.distributed.mesh import shard_batch
 from bert_jax.models import layers, matmul
 from bert_jax.models.target import Target
-from bert_jax.objectives import make_objective
 from bert_jax.planning import synthetic
-from bert_jax.training.setup import set_up
 
 
 def _threefry_dropout() -> None:
@@ -51,8 +49,7 @@ def main() -> None:
         phase = dataclasses.replace(phase, max_predictions=phase.max_length)
     elif spec.head in PLAIN:
         PLAIN[spec.head]()
-    mesh = make_mesh(config.parallel, jax.devices()[:1])  # as PyTorch has
-    run = set_up(make_objective(config).model, config, make_schedule(config).rate, mesh)
+    run = synthetic.checked_setup(config, [phase], jax.devices()[:1])  # as PyTorch has
     step, state = synthetic.train_step(run, config, phase), run.new_state()
     batch = synthetic.random_batch(config, phase)
 

@@ -310,7 +310,7 @@ class Bert(LoadedModel):
         >>> bert_jax.load(path).config.hidden_size
         16
         """
-        run = TrainConfig(model=self.config)
+        run = TrainConfig(model=self.config, objective=self.objective)
         if self.task and isinstance(self.model, TaskModel):
             data, probe = UnknownColumns.written(self.data), self.model.probe
             run = FinetuneConfig(model=self.config, task=self.task, data=data, probe=probe)

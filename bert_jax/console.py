@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import logging
 import os
+import re
 import shlex
 import sys
 import threading
@@ -21,6 +22,7 @@ _TICK = 0.25  # seconds between two looks at work in progress
 _SILENCE = 30.0  # seconds without a line, where there is no terminal, after which work says a line
 _MOST_SILENCE = 300.0  # of long work, which says fewer lines
 _LONG = 2.0  # seconds of work whose end is worth a line
+_COLOUR = re.compile(r"(\x1b\[(?:33|0)m)")  # as `highlighted` has
 
 
 class Level(enum.IntEnum):
@@ -82,7 +84,8 @@ def show(text: str = "", level: Level = Level.PROGRESS) -> None:
         return
     try:
         with tqdm.external_write_mode():
-            print(without_controls(text), flush=True, file=_stream())
+            parts = (p if _COLOUR.match(p) else without_controls(p) for p in _COLOUR.split(text))
+            print(*parts, sep="", flush=True, file=_stream())
     except BrokenPipeError:
         if not current.when_closed:
             raise
@@ -117,10 +120,22 @@ def logging_kept() -> Iterator[None]:
         root.removeHandler(handler)
 
 
+@contextlib.contextmanager
+def silenced(name: str) -> Iterator[None]:
+    """Keep the logger of a library from warnings."""
+    log = logging.getLogger(name)
+    level = log.level
+    log.setLevel(max(level, logging.ERROR))
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
 def highlighted(text: str, stream: TextIO) -> str:
     """Return a text in yellow, if the stream is a terminal that has colours."""
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") in (None, "", "dumb")
-    return text if is_plain or not stream.isatty() else f"\x1b[33m{text}\x1b[0m"
+    return text if is_plain or not is_terminal(stream) else f"\x1b[33m{text}\x1b[0m"
 
 
 def duration(seconds: float) -> str:
@@ -318,5 +333,5 @@ def is_terminal(stream: TextIO) -> bool:
     """Return whether a stream is a terminal of a known width."""
     try:
         return stream.isatty() and os.get_terminal_size(stream.fileno()).columns > 0
-    except (OSError, ValueError):
+    except (AttributeError, OSError, ValueError):  # of an object with `write` alone, or of None
         return False

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 # Characters of what a message says is wrong, which may quote any value, and of its advice, which
 # may hold a command.
 _LONGEST_CAUSE, _LONGEST_ADVICE = 400, 1000
-# But for the one colour of this program, and the end of it.
-_CONTROL = re.compile(r"(?!\x1b\[(?:33|0)m)[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def nearest(word: str, names: Iterable[str] | Mapping[str, str], otherwise: str) -> str:

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import json
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -265,6 +266,35 @@ def test_save_and_load(tiny_bert, tiny_classifier, tmp_path):
     assert " 1 layer of 16, 1 head, " in repr(dataclasses.replace(tiny_bert, config=single))
 
 
+def test_a_model_needs_neither_its_folder_nor_the_working_directory(
+    tiny_run, tmp_path, monkeypatch
+):
+    shutil.copytree(tiny_run.checkpoint.parents[1], tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    bert = bert_jax.load("run")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    bert.export("whole")
+    assert "random weights" in (tmp_path / "elsewhere/whole/README.md").read_text()
+    bert_jax.Index.build(bert, output="index", texts=["the bank"], files=None)
+    assert bert_jax.Index.load("index").search(["bank"], 1)
+    shutil.rmtree(tmp_path / "run")
+    bert.export("of_nothing")
+    assert "random weights" not in (tmp_path / "elsewhere/of_nothing/README.md").read_text()
+
+
+@pytest.mark.parametrize("stream", [None, SimpleNamespace(write=lambda text: None)])
+def test_an_output_that_is_no_file(tiny_run, monkeypatch, stream):
+    """As that of a notebook's or an application's own, or of a service that has none."""
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert bert_jax.load(tiny_run.checkpoint).encode(["The bank."]).shape == (1, 16)
+
+
+def test_an_index_encodes_no_queries_as_no_rows(tiny_bert, tmp_path):
+    index = bert_jax.Index.build(tiny_bert, output=tmp_path / "index", texts=["the bank"])
+    assert index.encode([]).shape == (0, 16)
+
+
 def test_errors_read_as_those_of_the_commands(tiny_bert, tiny_run, bert_jax_main):
     with pytest.raises(UserError) as of_function:
         tiny_bert.fill_mask("no")
@@ -273,10 +303,22 @@ def test_errors_read_as_those_of_the_commands(tiny_bert, tiny_run, bert_jax_main
 
 
 @pytest.fixture
-def given(tiny_bert, tiny_classifier, tiny_config, tiny_finetuning_config) -> SimpleNamespace:
+def given(
+    tiny_run, tiny_bert, tiny_classifier, tiny_config, tiny_finetuning_config
+) -> SimpleNamespace:
     """Models and configs, by short names."""
     configs = {"config": tiny_config, "tuning": tiny_finetuning_config}
-    return SimpleNamespace(bert=tiny_bert, classifier=tiny_classifier, **configs)
+    models = {"run": tiny_run.checkpoint, "bert": tiny_bert, "classifier": tiny_classifier}
+    return SimpleNamespace(**models, **configs)
+
+
+def with_tokenizer(config: bert_jax.TrainConfig, **fields: Any) -> bert_jax.TrainConfig:
+    return dataclasses.replace(config, tokenizer=dataclasses.replace(config.tokenizer, **fields))
+
+
+def with_positions(config: Any, number: Any) -> Any:
+    model = dataclasses.replace(config.model, max_position_embeddings=number)
+    return dataclasses.replace(config, model=model)
 
 
 def with_phase(config: bert_jax.TrainConfig, phase: Any) -> bert_jax.TrainConfig:
@@ -313,6 +355,7 @@ def with_phase(config: bert_jax.TrainConfig, phase: Any) -> bert_jax.TrainConfig
         (lambda it: bert_jax.finetune(it.tuning, "", "x"), "path is empty"),
         (lambda it: bert_jax.finetune(it.tuning, it.bert, ""), "path is empty"),
         (lambda it: bert_jax.load(None), "a path is None; give the name"),
+        (lambda it: it.classifier.predict(["a"], text=3), "data.text is 3"),
         (lambda it: bert_jax.pretrain(it.config, None), "a path is None; give"),
         (lambda it: bert_jax.finetune(it.tuning, 3, "x"), "a path is 3; give"),
         (lambda it: it.bert.save("", force=True), "path is empty"),
@@ -328,6 +371,14 @@ def with_phase(config: bert_jax.TrainConfig, phase: Any) -> bert_jax.TrainConfig
         (
             lambda it: bert_jax.pretrain(dataclasses.replace(it.config, optimizer={}), "x"),
             "config.optimizer is of the class dict, not OptimizerConfig",
+        ),
+        (
+            lambda it: bert_jax.pretrain(with_tokenizer(it.config, add=1.5), "x", init=it.run),
+            "tokenizer.add is 1.5",
+        ),
+        (
+            lambda it: bert_jax.finetune(with_positions(it.tuning, "1024"), it.bert, "x"),
+            "model.max_position_embeddings is '1024'",
         ),
         (
             lambda it: bert_jax.pretrain(with_phase(it.config, {"start": 0.5}), "x"),

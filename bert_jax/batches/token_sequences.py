@@ -6,6 +6,7 @@ import numpy as np
 
 # The index that stands for no sequence or example: all padding, which no loss or score counts.
 FILL = -1
+_OF_PACKED = ("position_ids", "segment_starts")  # what packed sequences alone have
 
 
 class Ragged:
@@ -65,8 +66,8 @@ class TokenSequences:
         That is `input_ids`, `token_type_ids` and `attention_mask`, and where tokens have roles
         `token_roles`, [B, length] int32.
         """
-        rows, starts = np.arange(len(indices)), np.zeros(len(indices), np.int64)
-        return self._arrays(indices, rows, starts, np.ones_like(rows), (len(indices), length))[0]
+        packed = self.packed(indices[:, None], length)
+        return {name: packed[name] for name in packed if name not in _OF_PACKED}
 
     def packed(self, indices: np.ndarray, length: int) -> dict[str, np.ndarray]:
         """Pack the sequences of each row of `indices`, [B, T], into one of `length` tokens.
@@ -76,45 +77,24 @@ class TokenSequences:
         """
         sizes = np.where(indices == FILL, 0, self.lengths[indices])
         starts = np.where(indices == FILL, 0, np.cumsum(sizes, axis=1) - sizes)
-        rows, columns = np.indices(indices.shape)
-        batch, positions = self._arrays(
-            indices.ravel(),
-            rows.ravel(),
-            starts.ravel(),
-            1 + columns.ravel(),
-            (len(indices), length),
-        )
-        return {**batch, "position_ids": positions, "segment_starts": starts.astype(np.int32)}
-
-    def _arrays(
-        self,
-        indices: np.ndarray,
-        rows: np.ndarray,
-        starts: np.ndarray,
-        segments: np.ndarray,
-        shape: tuple[int, int],
-    ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Return the arrays of a batch, and the position of each token in its sequence.
-
-        Each sequence is written into its row, from its start on; `attention_mask` has the number of
-        its segment.
-        """
-        present = indices != FILL
-        indices, rows, starts = indices[present], rows[present], starts[present]
-        tokens, owners, positions = self._token_ids.take(indices)
-        where = rows[owners], starts[owners] + positions
+        rows, columns = np.nonzero(indices != FILL)
+        sequences = indices[rows, columns]
+        tokens, owners, positions = self._token_ids.take(sequences)
+        where = rows[owners], starts[rows, columns][owners] + positions
 
         def write(values: np.ndarray, empty: int = 0) -> np.ndarray:
-            array = np.full(shape, empty, np.int32)
+            array = np.full((len(indices), length), empty, np.int32)
             array[where] = values
             return array
 
-        is_second = positions >= self._second_starts[indices][owners]
+        is_second = positions >= self._second_starts[sequences][owners]
         batch = {
             "input_ids": write(tokens, self._pad_id),
             "token_type_ids": write(is_second if self._num_types > 1 else np.zeros_like(tokens)),
-            "attention_mask": write(segments[present][owners]),
+            "attention_mask": write(1 + columns[owners]),
+            "position_ids": write(positions),
+            "segment_starts": starts.astype(np.int32),
         }
         if self._roles:
-            batch["token_roles"] = write(self._roles.take(indices)[0])
-        return batch, write(positions)
+            batch["token_roles"] = write(self._roles.take(sequences)[0])
+        return batch

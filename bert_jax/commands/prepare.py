@@ -96,15 +96,19 @@ def run(args: argparse.Namespace, options: list[str]) -> None:
     validate(TrainConfig(data=data, tokenizer=config, model=model))
     with shards.mirrored(args.store, shard) as folder:
         if args.sample is not None:
-            end = _train_tokenizer(args, data, config, folder)
+            size, force = args.vocab_size, args.force
+            sample = shards.train_tokenizer(data, config, size, folder, args.sample, force=force)
+            end = f"tokenizer: {args.store}/tokenizer, trained on {sample}"
         elif args.runner:
             end = _prepare_with_beam(args, options, data, folder)
         elif shard:
             end = _prepare_shard(args, data, folder, shard)
         else:
             end = _prepare_whole(args, data, config, folder)
-    if end:  # once the folder has been sent to a STORE that is a URL
+    if isinstance(end, str):  # printed once the folder has been sent to a STORE that is a URL
         print(end)
+    else:
+        _report(args, end)
 
 
 def _check_flags(args: argparse.Namespace, options: list[str]) -> None:
@@ -145,22 +149,10 @@ def _check_flags(args: argparse.Namespace, options: list[str]) -> None:
         _refuse_flags(args, flags, "a tokenizer that is trained already", fix="leave it out")
 
 
-def _train_tokenizer(
-    args: argparse.Namespace, data: DataConfig, config: TokenizerConfig, folder: Path
-) -> str:
-    """Train the tokenizer of shards; return the line to end with."""
-    from bert_jax.text import shards
-
-    sample = shards.train_tokenizer(
-        data, config, args.vocab_size, folder, args.sample, force=args.force
-    )
-    return f"tokenizer: {args.store}/tokenizer, trained on {sample}"
-
-
 def _prepare_with_beam(
     args: argparse.Namespace, options: list[str], data: DataConfig, folder: Path
-) -> str:
-    """Prepare all shards by a runner of Apache Beam; return the line to end with, or ""."""
+) -> Any:
+    """Prepare all shards by a runner of Apache Beam; return the line to end with, or the store."""
     from bert_jax.text import beam, shards, store
 
     tokenizer = _tokenizer_of_shards(args, folder)
@@ -169,12 +161,11 @@ def _prepare_with_beam(
     if paths.is_remote(args.store):
         return f"complete: all shards of {args.store}; {_train_on(args.store)}"
     shards.finish(folder)
-    _report(args, args.store, store.open_store(folder))
-    return ""
+    return store.open_store(folder)
 
 
-def _prepare_shard(args: argparse.Namespace, data: DataConfig, folder: Path, shard: Any) -> str:
-    """Prepare a shard, and after the last one the store; return the line to end with, or ""."""
+def _prepare_shard(args: argparse.Namespace, data: DataConfig, folder: Path, shard: Any) -> Any:
+    """Prepare a shard, and after the last one the store; return that, or the line to end with."""
     from bert_jax.text import prepare, shards, store
 
     tokenizer = _tokenizer_of_shards(args, folder)
@@ -188,14 +179,13 @@ def _prepare_shard(args: argparse.Namespace, data: DataConfig, folder: Path, sha
         then = _train_on(args.store)
         return f"complete: shard {args.shard} of {args.store}; after all others: {then}"
     shards.finish(Path(args.store))
-    _report(args, args.store, store.open_store(Path(args.store)))
-    return ""
+    return store.open_store(Path(args.store))
 
 
 def _prepare_whole(
     args: argparse.Namespace, data: DataConfig, config: TokenizerConfig, folder: Path
-) -> str:
-    """Prepare a store that has no shards."""
+) -> Any:
+    """Prepare a store that has no shards, and return it."""
     from bert_jax.text import prepare, store
 
     tokenizer = config if args.tokenizer in _KINDS else _load_tokenizer(args)
@@ -203,8 +193,7 @@ def _prepare_whole(
         prepare.write(data, tokenizer, args.vocab_size, new, restarts=args.force)
         corpus = store.open_store(new)
         corpus.verify()
-    _report(args, args.store, corpus)
-    return ""
+    return corpus
 
 
 @contextlib.contextmanager
@@ -246,7 +235,8 @@ def _refuse_flags(args: argparse.Namespace, flags: Sequence[str], what: str, *, 
         refuse(is_set, f"{flag} has no effect on {what}", fix=fix)
 
 
-def _report(args: argparse.Namespace, name: str, corpus: Any) -> None:
+def _report(args: argparse.Namespace, corpus: Any) -> None:
+    """Print what a store has."""
     for split_name, split in (("training", corpus.train), ("held out", corpus.eval)):
         sizes = len(split.tokens), split.num_sentences, split.num_documents
         counts = map(counted, sizes, ("token", "sentence", "document"))
@@ -254,7 +244,7 @@ def _report(args: argparse.Namespace, name: str, corpus: Any) -> None:
     print(f"unknown: {corpus.unknown:.2%} of the characters")
     if corpus.warning:
         console.warn(args.parser.in_its_words(corpus.warning))
-    print(_train_on(name))
+    print(_train_on(args.store))
 
 
 def _train_on(store: str) -> str:

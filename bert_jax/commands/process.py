@@ -153,17 +153,12 @@ def train(name: str, args: argparse.Namespace, recipe: Recipe) -> None:
         with console.working("starting", says_end=False):
             module = importlib.import_module(f"bert_jax.runs.{name}")
         workdir = paths.as_path(args.workdir or f"runs/{recipe.name}")
-        options = {
-            "init": args.init,
-            "fields": recipe.fields,
-            "recipe": recipe.name,
-        }
-        if "fork" in args:  # of pretraining alone
-            options["fork"] = args.fork
+        options = {"fork": args.fork} if "fork" in args else {}  # of pretraining alone
         with contextlib.nullcontext() if hosts.is_main() else console.quiet():
             config = recipe.config
             if minutes := getattr(args, "minutes", None):
                 config = _fit(recipe, minutes, args.init)
+            options |= {"init": args.init, "fields": recipe.fields, "recipe": recipe.name}
             run = module.start(config, workdir=workdir, **options)
             with stop_signals(args.parser.prog) as reason:
                 module.train_run(run, reason)
@@ -259,16 +254,9 @@ def _handle_warnings(handled: Callable[[str, type[Warning]], bool]) -> None:
     """Show only the warnings that a function does not handle."""
     show = warnings.showwarning
 
-    def show_others(
-        message: Any,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: Any = None,
-        line: Any = None,
-    ) -> None:
+    def show_others(message: Any, category: type[Warning], *rest: Any, **named: Any) -> None:
         if not handled(str(message), category):
-            show(message, category, filename, lineno, file, line)
+            show(message, category, *rest, **named)
 
     warnings.showwarning = show_others
 

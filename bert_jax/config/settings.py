@@ -152,15 +152,11 @@ def names(cls: type) -> list[str]:
 def defaults(config: Any) -> dict[str, Any]:
     """Return the default of each field of a config by its dotted name."""
     default = type(config)()
-    result = {}
     for field in dataclasses.fields(config):
-        value, group = getattr(default, field.name), getattr(config, field.name)
-        if not dataclasses.is_dataclass(group):
-            result[field.name] = value
-            continue
-        value = value if type(value) is type(group) else type(group)()
-        result |= {f"{field.name}.{name}": each for name, each in flatten(value).items()}
-    return result
+        group, own = getattr(config, field.name), getattr(default, field.name)
+        if dataclasses.is_dataclass(group) and type(group) is not type(own):
+            setattr(default, field.name, type(group)())
+    return flatten(default)
 
 
 def spellings(names: Iterable[str], value: str = "") -> dict[str, str]:

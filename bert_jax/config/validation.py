@@ -60,15 +60,12 @@ def validate(config: TrainConfig) -> None:
         where = f"data.phases[{number - 1}]" if number else "data"
         _validate_length(where, phase.max_length, model)
         _validate_batches(where, phase, config.optimizer)
-        if (
-            number
-            and data.phases[number - 1].global_rope_theta
-            and not hasattr(model, "global_rope_theta")
-        ):
-            raise UserError(
-                f"{where}.global_rope_theta is for rotary positions, and the model has "
-                f"{model.position_embedding_type} ones; leave it out"
-            )
+        refuse(
+            phase.global_rope_theta and not hasattr(model, "global_rope_theta"),
+            f"{where}.global_rope_theta is for rotary positions, and the model has "
+            f"{model.position_embedding_type} ones",
+            fix="leave it out",
+        )
         refuse(
             phase.max_predictions > phase.max_length,
             f"{where}.max_predictions {phase.max_predictions} exceeds {where}.max_length "

@@ -10,8 +10,7 @@ from bert_jax.convert import (
     sentence_transformers,
     splade,
 )
-from bert_jax.convert.exportable import Exportable
-from bert_jax.convert.huggingface import Exported
+from bert_jax.convert.huggingface import Exportable, Exported
 from bert_jax.storage import paths
 from bert_jax.storage.paths import check_named
 from bert_jax.tasks import make_task

@@ -1,7 +1,6 @@
 """Models of the Hugging Face hub by name: `hf:OWNER/NAME`, or `hf:OWNER/NAME@REVISION`."""
 
 import contextlib
-import logging
 import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import wait
@@ -197,19 +196,17 @@ def _errors_of(name: str, done: str) -> Iterator[None]:
     """Raise what goes wrong with the hub as a UserError; show no warnings and bars of its own."""
     from huggingface_hub import utils as hub
 
-    log = logging.getLogger("huggingface_hub")
-    level, is_silenced = log.level, not hub.are_progress_bars_disabled()
-    log.setLevel(logging.ERROR)
+    is_silenced = not hub.are_progress_bars_disabled()
     if is_silenced:
         hub.disable_progress_bars()
     try:
-        yield
+        with console.silenced("huggingface_hub"):
+            yield
     except UserError:
         raise
     except Exception as error:  # of the clients of HTTP and of Xet, which raise nearly every kind
         raise UserError(f"{name} {_sentence(error, name, done)}") from error
     finally:
-        log.setLevel(level)
         if is_silenced:
             hub.enable_progress_bars()
 

@@ -8,12 +8,12 @@ import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import safetensors
 
-from bert_jax.config import DataFiles, ModelConfig
+from bert_jax.config import DataFiles, ModelConfig, TaskConfig
 from bert_jax.convert import config_json, names, tokenizer_files
 from bert_jax.convert.names import Converted, Tensors
 from bert_jax.errors import UserError, first_line, refuse
@@ -22,6 +22,7 @@ from bert_jax.models.architecture import num_token_types
 from bert_jax.models.exchange import COMPANION_FOLDER, Head
 from bert_jax.models.positions import position_kind
 from bert_jax.storage.json_files import read_json
+from bert_jax.storage.paths import AnyPath
 from bert_jax.tasks.base import Task
 from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
@@ -38,6 +39,23 @@ FILES += ("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.model")
 FILES += ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
 FOLDERS = (COMPANION_FOLDER, "1_Pooling", "2_Dense", "2_Normalize", "3_Normalize")
 FOLDERS += ("1_Dense", "1_SpladePooling")
+
+
+class Exportable(Protocol):
+    """A model with its tokenizer; `Bert` says what its attributes are."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+    @property
+    def params(self) -> Mapping[str, Any]: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def task(self) -> TaskConfig | None: ...
+    @property
+    def data(self) -> DataFiles: ...
+    @property
+    def source(self) -> str | AnyPath | None: ...
 
 
 @dataclasses.dataclass(frozen=True)

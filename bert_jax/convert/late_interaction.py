@@ -13,8 +13,7 @@ import numpy as np
 
 from bert_jax.config import ModelConfig
 from bert_jax.convert import huggingface, module_folders, names, tokenizer_files
-from bert_jax.convert.exportable import Exportable
-from bert_jax.convert.huggingface import Exported
+from bert_jax.convert.huggingface import Exportable, Exported
 from bert_jax.convert.names import Converted
 from bert_jax.errors import UserError, refuse
 from bert_jax.models.exchange import check_switches

@@ -7,8 +7,7 @@ from typing import Any
 
 from bert_jax.config import DataFiles, FinetuneConfig, TrainConfig, settings
 from bert_jax.console import code_span, counted, epochs
-from bert_jax.convert.exportable import Exportable
-from bert_jax.convert.huggingface import Exported
+from bert_jax.convert.huggingface import Exportable, Exported
 from bert_jax.convert.sentence_transformers import LIBRARY
 from bert_jax.objectives import make_objective
 from bert_jax.storage import json_files, paths
@@ -75,7 +74,8 @@ def _records(
     is_step = folder.name.isdigit() and folder.parent.name == "checkpoints"
     workdir = folder.parents[1] if is_step else folder.parent
     path = workdir / "results.json"
-    if not is_step and not (folder.name.startswith("best") and path.exists()):
+    is_best = folder.name.startswith("best") and path.exists()
+    if not (is_step or is_best) or not (folder / "config").exists():  # or it is there no more
         return None, {}, path
     values = checkpoint.read_json(folder, "config")
     kind = FinetuneConfig if "task" in values else TrainConfig

@@ -18,8 +18,7 @@ from bert_jax.convert import (
     splade,
     tokenizer_files,
 )
-from bert_jax.convert.exportable import Exportable
-from bert_jax.convert.huggingface import Exported
+from bert_jax.convert.huggingface import Exportable, Exported
 from bert_jax.convert.names import Converted
 from bert_jax.errors import UserError, without_controls
 from bert_jax.storage import paths

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from bert_jax.config import ModelConfig
 from bert_jax.convert import huggingface, module_folders, tokenizer_files
-from bert_jax.convert.exportable import Exportable
-from bert_jax.convert.huggingface import Exported
+from bert_jax.convert.huggingface import Exportable, Exported
 from bert_jax.convert.names import Converted
 from bert_jax.errors import refuse
 from bert_jax.models.exchange import check_switches

@@ -156,14 +156,11 @@ class TextEncoder:
 
     def _means(self, vectors: list[np.ndarray], counts: list[int]) -> list[np.ndarray]:
         """Return the vector of each text from those of its windows."""
-        ends = np.cumsum(counts)
-        means = [
-            np.mean(vectors[end - n : end], axis=0) for end, n in zip(ends, counts, strict=True)
-        ]
-        return [
-            normalize(mean) if self._is_unit and n > 1 else mean
-            for mean, n in zip(means, counts, strict=True)
-        ]
+        means = []
+        for end, n in zip(np.cumsum(counts), counts, strict=True):
+            mean = np.mean(vectors[end - n : end], axis=0)
+            means.append(normalize(mean) if self._is_unit and n > 1 else mean)
+        return means
 
     def _vectors(self, token_ids: list[list[int]]) -> list[np.ndarray]:
         """Return the vector of each sequence, or those of its tokens but [CLS] and [SEP]."""

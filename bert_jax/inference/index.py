@@ -21,7 +21,7 @@ from bert_jax import console
 from bert_jax.errors import UserError, refuse
 from bert_jax.inference.embeddings import TextEncoder, embedding_identity
 from bert_jax.inference.loading import LoadedModel, load_model
-from bert_jax.inference.reranking import check_reranker, relevance
+from bert_jax.inference.predictions import check_reranker, relevance
 from bert_jax.inference.task_vectors import RetrievalEncoder, kind_of_vectors, text_encoder
 from bert_jax.inference.tokenization import text_list, warn_truncated
 from bert_jax.retrieval import search
@@ -112,7 +112,8 @@ class TextIndex:
           UserError: there are no texts, or they cannot be read; or `output` exists or cannot be
             written.
         """
-        files = [str(file) for file in ([files] if isinstance(files, str | Path) else files)]
+        files = [files] if isinstance(files, str | Path) else files or ()
+        files = [str(file) for file in files]
         listed = text_list(texts)
         read = functools.partial(_read, files, listed, column)
         with replacing(output, _is_index if force else None) as folder:
@@ -355,7 +356,10 @@ def _embed(encoder: TextEncoder | RetrievalEncoder, texts: Sequence[str]) -> tup
     embeddings = [each for chunk in chunks(texts) for each in encode(chunk)]
     vectors = [each.vectors for each in embeddings]
     num_truncated = sum(each.is_truncated for each in embeddings)
-    return vectors if is_task else search.normalize(np.array(vectors, np.float32)), num_truncated
+    if not is_task:
+        array = np.array(vectors, np.float32).reshape(len(vectors), encoder.size)
+        vectors = search.normalize(array)
+    return vectors, num_truncated
 
 
 def _write(bert: LoadedModel, read: Iterator[_Entry], count: int, folder: Path) -> int:

@@ -39,6 +39,7 @@ class LoadedModel:
     task: TaskConfig | None = None
     data: DataFiles = dataclasses.field(default_factory=UnknownColumns)
     source: str | AnyPath | None = None
+    objective: str = "auto"  # of its pretraining, if that is known
     source_params: Any = None  # the parameters that the source has
 
     def __post_init__(self) -> None:
@@ -83,7 +84,7 @@ def load_model(path: str | AnyPath, dtype: Dtype | None = None) -> LoadedModel:
                 unused=converted.unused,
                 task=converted.task,
                 data=converted.data or UnknownColumns(max_length=longest),
-                source=path,
+                source=paths.absolute(path),
             )
     return _load_own(checkpoint.find(path), dtype)
 
@@ -102,12 +103,13 @@ def _make_model(
     task: TaskConfig | None,
     probe: str = "",
     modules: Collection[str] | None = None,
+    objective: str = "",
 ) -> nn.Module:
     """Return the module whose parameters a checkpoint has, or all that it may have."""
     if task:
         return make_task(task).model(config, probe)
     has_pairs = modules is None or {"bert/pooler", "nsp_head"} <= {*modules}
-    return pretraining_model(config, pairs=has_pairs)
+    return pretraining_model(config, pairs=has_pairs, objective=objective)
 
 
 def _load_own(folder: AnyPath, dtype: Dtype | None) -> LoadedModel:
@@ -122,8 +124,10 @@ def _load_own(folder: AnyPath, dtype: Dtype | None) -> LoadedModel:
         if has_task
         else (None, "", UnknownColumns())
     )
+    objective = "" if isinstance(run, FinetuneConfig) else run.objective
+    make = functools.partial(_make_model, run.model, task, probe, objective=objective)
     try:
-        model = _make_model(run.model, task, probe)
+        model = make()
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
     content = checkpoint.read_json(folder, "tokenizer")
@@ -134,8 +138,9 @@ def _load_own(folder: AnyPath, dtype: Dtype | None) -> LoadedModel:
         config=run.model,
         params=params,
         tokenizer=tokenizer,
-        model=_make_model(run.model, task, probe, modules=names.module_names(params)),
+        model=make(modules=names.module_names(params)),
         task=task,
         data=data,
-        source=folder,
+        source=paths.absolute(folder),
+        objective=objective or "auto",
     )

@@ -3,15 +3,13 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
-from flax import linen as nn
 
 from bert_jax.errors import UserError
 from bert_jax.inference.loading import LoadedModel
-from bert_jax.inference.runner import Arrays, apply
+from bert_jax.inference.runner import apply
 from bert_jax.inference.tokenization import sequences_of
 from bert_jax.models.heads import TaskModel
 from bert_jax.retrieval.search import check_count
@@ -64,7 +62,8 @@ def fill_masks(model: LoadedModel, token_ids: Sequence[int], top_k: int) -> list
     positions = [i for i, token in enumerate(sequence) if token == tokenizer.mask_id]
     padding = -len(positions) % _POSITIONS_MULTIPLE
     padded = np.pad(np.array(positions, np.int32), (0, padding))[None]
-    step = model.runner.compile("masked LM", functools.partial(_mlm_logits, model.model))
+    module = model.model
+    step = model.runner.compile("masked LM", lambda *batch: apply(module, *batch).mlm_logits)
     batch = {**sequences_of(model, [sequence]).all(), "positions": padded}
     logits = model.runner.call(step, batch)[0, : len(positions)]
     guesses = []
@@ -83,7 +82,6 @@ def guesses_by_layer(
 
     A generator with layers of its own cannot read those of the encoder: then there are none.
     """
-    check_head(model)
     if "generator" in model.params:
         return {}
     step = model.runner.compile(
@@ -99,10 +97,6 @@ def guesses_by_layer(
         ]
         for i, position in enumerate(positions)
     }
-
-
-def _mlm_logits(module: nn.Module, params: Any, batch: Arrays) -> jax.Array:
-    return apply(module, params, batch).mlm_logits
 
 
 def _probabilities(model: LoadedModel, logits: np.ndarray) -> np.ndarray:

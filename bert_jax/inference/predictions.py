@@ -11,7 +11,7 @@ import numpy as np
 
 from bert_jax import console
 from bert_jax.batches.buckets import Batcher
-from bert_jax.config import DataFiles
+from bert_jax.config import DataFiles, settings
 from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
 from bert_jax.inference.loading import LoadedModel
@@ -20,7 +20,7 @@ from bert_jax.inference.tokenization import check_unicode, warn_skipped, warn_un
 from bert_jax.models.heads import TaskModel
 from bert_jax.retrieval.search import check_count
 from bert_jax.storage.paths import on_disk
-from bert_jax.tasks import make_task
+from bert_jax.tasks import make_task, task_class
 from bert_jax.tasks.base import Example, Task
 from bert_jax.tasks.datasets import check_labels, read_examples
 from bert_jax.tasks.sequences import make_batcher
@@ -127,6 +127,7 @@ def predict(
     data = dataclasses.replace(
         model.data, text=text or model.data.text, label=label or model.data.label
     )
+    settings.check(data, "data.")
     task = make_task(model.task)
     if text or label:
         task.check_columns(data)
@@ -191,3 +192,30 @@ def predict_texts(model: LoadedModel, texts: Sequence[str]) -> Any:
         return None
     value = make_task(model.task).value_of_texts(texts, model.data)
     return None if value is None else predict(model, [value])[0]
+
+
+def check_reranker(model: LoadedModel) -> None:
+    """Refuse a model that gives no score to a query and a passage."""
+    if model.task is None or not task_class(model.task.kind).is_ranking_passages:
+        what = f"was trained for {model.task.kind}" if model.task else "has no head of a task"
+        raise UserError(
+            f"the reranker {model.source or ''} {what}; train one with "
+            "bert-jax finetune --config=finetune/reranker"
+        )
+
+
+def relevance(
+    model: LoadedModel, queries: Sequence[str], passages: Sequence[Sequence[str]]
+) -> list[np.ndarray]:
+    """Return the score of each passage of each query.
+
+    Args:
+      model: a reranker, as `check_reranker` says.
+      queries: Q texts.
+      passages: Q lists of texts, each of any length.
+    """
+    pairs = [
+        (query, passage) for query, own in zip(queries, passages, strict=True) for passage in own
+    ]
+    scores = iter([each["score"] for each in predict(model, pairs)] if pairs else ())
+    return [np.array([next(scores) for _ in own]) for own in passages]

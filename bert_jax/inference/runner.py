@@ -2,13 +2,14 @@
 
 import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
 from flax import linen as nn
 
 from bert_jax.batches import Batch
+from bert_jax.batches.buckets import Batcher
 from bert_jax.batches.token_sequences import FILL, TokenSequences
 from bert_jax.distributed.fsdp import Collectives
 from bert_jax.distributed.mesh import compile_step, make_mesh, replicated_layout
@@ -22,24 +23,6 @@ _BATCH_TOKENS = 4096
 # Runs a batch, and returns outputs on the devices.
 Step = Callable[[Batch], Any]
 Arrays = Mapping[str, jax.Array]  # a batch within a step
-
-
-class Inputs(Protocol):
-    """Sequences that can be batched."""
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """The number of tokens of each sequence, [n]."""
-        ...
-
-    @property
-    def max_length(self) -> int:
-        """What a sequence is padded to at most."""
-        ...
-
-    def batch(self, indices: np.ndarray, length: int) -> Batch:
-        """Return the sequences of some indices, padded to `length`; FILL is padding alone."""
-        ...
 
 
 class Sequences:
@@ -64,6 +47,9 @@ class Sequences:
         """Return all sequences in one batch, by default of a length that others share."""
         length = length or padded_length(int(self.lengths.max()), self.max_length)
         return self.batch(np.arange(len(self.lengths)), length)
+
+
+Inputs = Sequences | Batcher  # sequences that can be batched
 
 
 class Runner:

@@ -84,14 +84,11 @@ def tokenize(
     check_count(length, "max_length")
     if max_text_tokens(len(columns), model.config, length) < 1 or length > longest:
         raise UserError(f"max_length is {length}; it must leave room and be at most {longest}")
-    token_ids, second_starts, truncated = [], [], 0
-    for example in zip(*map(model.tokenizer.encode, columns), strict=True):
-        ids, second_start, is_truncated = join(example, model.tokenizer, model.config, length)
-        token_ids.append(ids)
-        second_starts.append(second_start)
-        truncated += is_truncated
+    examples = zip(*map(model.tokenizer.encode, columns), strict=True)
+    joined = [join(each, model.tokenizer, model.config, length) for each in examples]
+    token_ids, second_starts, truncated = zip(*joined, strict=True)
     if max_length is None:
-        warn_truncated(truncated, len(token_ids), longest)
+        warn_truncated(sum(truncated), len(token_ids), longest)
     return sequences_of(model, token_ids, second_starts)
 
 

@@ -111,25 +111,15 @@ def _float32_product_jvp(
 # --- The form of a CPU ---------------------------------------------------------------------------
 
 
-def _save_operands(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the forward pass of a function whose gradient needs its operands."""
-    return lambda *operands: (function(*operands), operands)
+def _with_gradient(backward: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """Give a function a gradient, which is computed from the operands."""
 
+    def decorate(function: Callable[..., Any]) -> Any:
+        result = jax.custom_vjp(function)
+        result.defvjp(lambda *operands: (result(*operands), operands), backward)
+        return result
 
-@jax.custom_vjp
-def _dense_group_on_cpu(
-    x: Float[Array, "*any I"], kernels: Sequence[Array], biases: Sequence[Array]
-) -> tuple[Array, ...]:
-    """Return what `dense_group` does.
-
-    JAX alone would round the gradients of kernels and biases to the dtype of `x` before they are
-    summed over devices. The gradient by `x` is one product for all kernels, which is faster, and
-    which tensor parallelism sums once.
-    """
-    outputs = tuple(_einsum("...I,IO->...O", x, kernel.astype(x.dtype)) for kernel in kernels)
-    if not biases:
-        return outputs
-    return tuple(y + bias.astype(x.dtype) for y, bias in zip(outputs, biases, strict=True))
+    return decorate
 
 
 def _dense_group_backward(saved: Any, gradients: tuple[Array, ...]) -> tuple[Array, Any, Any]:
@@ -151,13 +141,20 @@ def _dense_group_backward(saved: Any, gradients: tuple[Array, ...]) -> tuple[Arr
     return x_gradient, kernel_gradients, bias_gradients
 
 
-_dense_group_on_cpu.defvjp(_save_operands(_dense_group_on_cpu), _dense_group_backward)
+@_with_gradient(_dense_group_backward)
+def _dense_group_on_cpu(
+    x: Float[Array, "*any I"], kernels: Sequence[Array], biases: Sequence[Array]
+) -> tuple[Array, ...]:
+    """Return what `dense_group` does.
 
-
-@jax.custom_vjp
-def _logits_on_cpu(hidden: Array, embeddings: Array) -> Array:
-    """Return what `logits_from_embeddings` does."""
-    return _einsum("...D,VD->...V", hidden, embeddings.astype(hidden.dtype), jnp.float32)
+    JAX alone would round the gradients of kernels and biases to the dtype of `x` before they are
+    summed over devices. The gradient by `x` is one product for all kernels, which is faster, and
+    which tensor parallelism sums once.
+    """
+    outputs = tuple(_einsum("...I,IO->...O", x, kernel.astype(x.dtype)) for kernel in kernels)
+    if not biases:
+        return outputs
+    return tuple(y + bias.astype(x.dtype) for y, bias in zip(outputs, biases, strict=True))
 
 
 def _logits_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
@@ -167,13 +164,10 @@ def _logits_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array
     return hidden_gradient, _weight_gradient(gradient, hidden)
 
 
-_logits_on_cpu.defvjp(_save_operands(_logits_on_cpu), _logits_backward)
-
-
-@jax.custom_vjp
-def _scores_on_cpu(query: Array, key: Array) -> Array:
-    """Return what `attention_scores` does."""
-    return _einsum("BHLK,BHMK->BHLM", query, key, jnp.float32)
+@_with_gradient(_logits_backward)
+def _logits_on_cpu(hidden: Array, embeddings: Array) -> Array:
+    """Return what `logits_from_embeddings` does."""
+    return _einsum("...D,VD->...V", hidden, embeddings.astype(hidden.dtype), jnp.float32)
 
 
 def _scores_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
@@ -182,13 +176,10 @@ def _scores_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array
     return _einsum("BHLM,BHMK->BHLK", gradient, key), _transposed_matmul(gradient, query)
 
 
-_scores_on_cpu.defvjp(_save_operands(_scores_on_cpu), _scores_backward)
-
-
-@jax.custom_vjp
-def _context_on_cpu(probabilities: Array, value: Array) -> Array:
-    """Return what `attention_context` does."""
-    return _einsum("BHLM,BHMK->BHLK", probabilities, value)
+@_with_gradient(_scores_backward)
+def _scores_on_cpu(query: Array, key: Array) -> Array:
+    """Return what `attention_scores` does."""
+    return _einsum("BHLK,BHMK->BHLM", query, key, jnp.float32)
 
 
 def _context_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
@@ -199,7 +190,10 @@ def _context_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Arra
     )
 
 
-_context_on_cpu.defvjp(_save_operands(_context_on_cpu), _context_backward)
+@_with_gradient(_context_backward)
+def _context_on_cpu(probabilities: Array, value: Array) -> Array:
+    """Return what `attention_context` does."""
+    return _einsum("BHLM,BHMK->BHLK", probabilities, value)
 
 
 def _einsum(subscripts: str, x: Array, y: Array, dtype: Any = None) -> Array:

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
-from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 from scipy import special
 
@@ -43,19 +42,6 @@ from bert_jax.training.objective import TOKENS, Batch, Figure, Metrics, Weighted
 _RTD_WEIGHT = 50.0  # of the RTD loss in the sum; `disc_weight` in `configure_pretraining.py`
 _BLOCK = 128  # tokens of the vocabulary that are drawn from together
 _ORIGINAL = "every token is original"
-
-
-@struct.dataclass
-class DiscriminatorOutput:
-    """The output of the discriminator.
-
-    Attributes:
-      rtd_logits: of each token that it was replaced, [B, L], in float32.
-      hidden: the last hidden state of each predicted position, [B, P, D].
-    """
-
-    rtd_logits: Any
-    hidden: Any
 
 
 class DiscriminatorHead(nn.Module):
@@ -117,11 +103,10 @@ class ElectraForPreTraining(nn.Module):
         attention_mask: Int[Array | np.ndarray, "B L"],
         positions: Int[Array, "B P"],
         dropout_key: DropoutKey | None = None,
-    ) -> DiscriminatorOutput:
-        """Return the logit of each token that it was replaced, and `hidden` of `positions`."""
+    ) -> tuple[Float[Array, "B L"], Float[Array, "B P D"]]:
+        """Return the logit of each token that it was replaced, and hidden states of `positions`."""
         hidden = self.bert(input_ids, token_type_ids, attention_mask, dropout_key).last_hidden_state
-        logits = self.discriminator_head(hidden)
-        return DiscriminatorOutput(logits, gather_positions(hidden, positions))
+        return self.discriminator_head(hidden), gather_positions(hidden, positions)
 
     def init_params(self, key: Array) -> Any:
         """Return random parameters, boxed with their logical axes."""
@@ -217,12 +202,12 @@ class ReplacedTokens(MaskedLM):
         metrics = cross_entropy("mlm_", output.mlm_logits, predictions.labels, predictions.weights)
         input_ids, is_replaced = self._replace(batch, output.mlm_logits)
         corrupted = {**batch, "input_ids": input_ids}
-        output = self.apply(
+        logits, hidden = self.apply(
             params, corrupted, dropout_key, positions=positions, method="discriminate"
         )
-        metrics |= _detection(output.rtd_logits, is_replaced, batch["attention_mask"] > 0)
+        metrics |= _detection(logits, is_replaced, batch["attention_mask"] > 0)
         if dropout_key is None:  # in evaluations
-            metrics["hidden_similarity"] = hidden_similarity(output.hidden, predictions.weights)
+            metrics["hidden_similarity"] = hidden_similarity(hidden, predictions.weights)
         loss = metrics["mlm_loss"].total / jnp.maximum(weights["mlm"], 1.0)
         rtd = metrics["rtd_loss"].total / jnp.maximum(weights["rtd"], 1.0)
         return loss + _RTD_WEIGHT * rtd, metrics

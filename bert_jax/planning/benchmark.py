@@ -20,17 +20,16 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax import console
 from bert_jax.config import ModelConfig, TrainConfig
-from bert_jax.config.schedule import Stage, make_schedule
+from bert_jax.config.schedule import Stage
 from bert_jax.distributed import devices as device_lib
 from bert_jax.distributed.fsdp import num_batch_shards
 from bert_jax.distributed.mesh import shard_batch
 from bert_jax.errors import TrainingError
 from bert_jax.models.architecture import describe_attention
-from bert_jax.objectives import make_objective
 from bert_jax.planning import profile, synthetic
 from bert_jax.planning.chips import chip_of
 from bert_jax.planning.costs import model_flops
-from bert_jax.training.setup import Setup, set_up
+from bert_jax.training.setup import Setup
 
 _WARM_UP = 6  # steps before those that are timed
 _TRACED = 5  # steps
@@ -54,9 +53,9 @@ def measure(
     load, _, _ = os.getloadavg()
     devices = jax.devices()
     config = synthetic.resolve(config, devices[0])
-    mesh = synthetic.make_checked_mesh(config, stage, devices)
+    setup = synthetic.checked_setup(config, [stage], devices)
+    mesh = setup.layout.mesh
     with device_lib.out_of_memory_refused(stage, devices[0]):
-        setup = set_up(make_objective(config).model, config, make_schedule(config).rate, mesh)
         console.follow("compiling the step")
         step, compile_seconds = _compile(setup, config, stage, mesh)
         needed = device_lib.total_memory(step.memory_analysis())

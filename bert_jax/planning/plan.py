@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh
 
 from bert_jax import console
 from bert_jax.config import TrainConfig
@@ -12,7 +13,6 @@ from bert_jax.config.schedule import Stage, make_schedule
 from bert_jax.config.validation import validate
 from bert_jax.errors import refuse
 from bert_jax.models.architecture import describe_attention
-from bert_jax.objectives import make_objective
 from bert_jax.planning.chips import CHIPS, Chip, ring_rate
 from bert_jax.planning.costs import (
     compile_cost,
@@ -20,9 +20,9 @@ from bert_jax.planning.costs import (
     model_flops,
     sent_bytes,
 )
-from bert_jax.planning.synthetic import make_checked_mesh
+from bert_jax.planning.synthetic import checked_setup
 from bert_jax.planning.topology import Topology
-from bert_jax.training.setup import Setup, set_up
+from bert_jax.training.setup import Setup
 
 _GIB = 2**30
 # Totals by formula were up to 1.29 of those of libtpu (benchmarks/records/2026-11-22-machines).
@@ -45,12 +45,9 @@ def make_plans(
     for topology in topologies:
         resolved = topology.resolve(config)
         stages = _distinct_stages(resolved)
-        # Every stage is checked; the mesh is the same.
-        meshes = [make_checked_mesh(resolved, stage, topology.devices) for stage in stages]
-        model, rate = make_objective(resolved).model, make_schedule(resolved).rate
-        setup = set_up(model, resolved, rate, meshes[0])
-        steps += [_Step(resolved, stage, topology, setup) for stage in stages]
-    return [step.plan(compiles=compiles) for step in steps]
+        setup = checked_setup(resolved, stages, topology.devices)
+        steps += [(resolved, stage, topology, setup) for stage in stages]
+    return [_plan(*step, compiles=compiles) for step in steps]
 
 
 def _distinct_stages(config: TrainConfig) -> list[Stage]:
@@ -61,81 +58,72 @@ def _distinct_stages(config: TrainConfig) -> list[Stage]:
     return [stage for stage in chosen if any(stage is each for each in largest)]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Step:
-    """The train step of a stage on the devices of a topology."""
-
-    config: TrainConfig
-    stage: Stage
-    topology: Topology
-    setup: Setup
-
-    def plan(self, *, compiles: bool) -> Plan:
-        """Return the cost of the step and, of a chip, whether it fits and the time it takes."""
-        config, stage, setup, chip = self.config, self.stage, self.setup, self.topology.chip
-        if compiles:
-            sequences = f"{stage.batch_size:,} sequences of {stage.max_length}"
-            console.follow(f"compiling for {self.topology.name}: {sequences}")
-            cost = compile_cost(config, stage, setup)
-        else:
-            cost = estimate_cost(config, stage, setup)
-        mesh = setup.layout.mesh
-        sizes = dict(mesh.shape)
-        parallel = dataclasses.replace(config.parallel, **sizes)
-        plan = {
-            "topology": self.topology.name,
-            "compiled": compiles,
-            "devices": mesh.size,
-            "mesh": sizes,
-            "zero": config.parallel.zero,
-            "max_length": stage.max_length,
-            "batch_size": stage.batch_size,
-            "attention": self.attention(),
-            **cost,
-            "sent": sent_bytes(config, stage, parallel, setup),
-        }
-        if chip is None:
-            return plan
-        used = cost["memory"] and cost["memory"]["total"]
-        plan |= {"capacity": chip.usable, "fits": used is not None and used <= chip.usable}
-        if plan["fits"]:
-            plan |= self.least_time(chip, plan)
+def _plan(
+    config: TrainConfig, stage: Stage, topology: Topology, setup: Setup, *, compiles: bool
+) -> Plan:
+    """Return the cost of a step and, of a chip, whether it fits and the time it takes."""
+    chip, mesh = topology.chip, setup.layout.mesh
+    if compiles:
+        sequences = f"{stage.batch_size:,} sequences of {stage.max_length}"
+        console.follow(f"compiling for {topology.name}: {sequences}")
+        cost = compile_cost(config, stage, setup)
+    else:
+        cost = estimate_cost(config, stage, setup)
+    sizes = dict(mesh.shape)
+    parallel = dataclasses.replace(config.parallel, **sizes)
+    plan = {
+        "topology": topology.name,
+        "compiled": compiles,
+        "devices": mesh.size,
+        "mesh": sizes,
+        "zero": config.parallel.zero,
+        "max_length": stage.max_length,
+        "batch_size": stage.batch_size,
+        "attention": describe_attention(
+            config.model,
+            mesh.devices.flat[0].platform,
+            [stage.max_length],
+            packed=config.data.packing,
+        ),
+        **cost,
+        "sent": sent_bytes(config, stage, parallel, setup),
+    }
+    if chip is None:
         return plan
+    used = cost["memory"] and cost["memory"]["total"]
+    plan |= {"capacity": chip.usable, "fits": used is not None and used <= chip.usable}
+    if plan["fits"]:
+        plan |= _least_time(config, stage, mesh, chip, plan)
+    return plan
 
-    def attention(self) -> str:
-        """Return how the layers attend there, and why not by a kernel."""
-        chip, config = self.topology.chip, self.config
-        platform = "cpu" if chip is None else "tpu" if chip.is_tpu else "gpu"
-        return describe_attention(
-            config.model, platform, [self.stage.max_length], packed=config.data.packing
-        )
 
-    def least_time(self, chip: Chip, plan: Plan) -> dict[str, Any]:
-        """Return the least seconds of a step, and the speed and MFU if the longest were all."""
-        model, batch_size, mesh = self.config.model, self.stage.batch_size, self.setup.layout.mesh
-        counted = model_flops(self.config, self.stage)
-        useful = batch_size * (counted or 0.0)
-        # Of a forward pass, which is a third of all, neither heads nor a layer's last matmul.
-        recomputed = 1.2 if model.remat else 1.0
-        held = "parameters", "moments", "temporaries"
-        devices, network = list(mesh.devices.flat), 0.0
-        indices = np.arange(mesh.size).reshape(mesh.devices.shape)
-        for each in plan["sent"]:
-            ring = tuple(slice(None) if axis in each["axes"] else 0 for axis in mesh.axis_names)
-            network += each["bytes"] / ring_rate(chip, indices[ring].ravel().tolist(), devices)
-        seconds = {
-            # The compiler counts a loop's body once.
-            "compute": max(plan["flops"], useful * recomputed / mesh.size) / chip.peak,
-            # Each byte is written and read at least once.
-            "memory": 2 * sum(plan["memory"][use] for use in held) / chip.memory_rate,
-            "network": network,
-        }
-        step = max(seconds.values())
-        return {
-            "seconds": {**seconds, "step": step},
-            "sequences_per_second": batch_size / step,
-            "mfu": useful / step / mesh.size / chip.peak if counted else None,
-        }
+def _least_time(
+    config: TrainConfig, stage: Stage, mesh: Mesh, chip: Chip, plan: Plan
+) -> dict[str, Any]:
+    """Return the least seconds of a step, and the speed and MFU if the longest were all."""
+    counted = model_flops(config, stage)
+    useful = stage.batch_size * (counted or 0.0)
+    # Of a forward pass, which is a third of all, neither heads nor a layer's last matmul.
+    recomputed = 1.2 if config.model.remat else 1.0
+    held = "parameters", "moments", "temporaries"
+    devices, network = list(mesh.devices.flat), 0.0
+    indices = np.arange(mesh.size).reshape(mesh.devices.shape)
+    for each in plan["sent"]:
+        ring = tuple(slice(None) if axis in each["axes"] else 0 for axis in mesh.axis_names)
+        network += each["bytes"] / ring_rate(chip, indices[ring].ravel().tolist(), devices)
+    seconds = {
+        # The compiler counts a loop's body once.
+        "compute": max(plan["flops"], useful * recomputed / mesh.size) / chip.peak,
+        # Each byte is written and read at least once.
+        "memory": 2 * sum(plan["memory"][use] for use in held) / chip.memory_rate,
+        "network": network,
+    }
+    step = max(seconds.values())
+    return {
+        "seconds": {**seconds, "step": step},
+        "sequences_per_second": stage.batch_size / step,
+        "mfu": useful / step / mesh.size / chip.peak if counted else None,
+    }
 
 
 def as_text(plans: Sequence[Plan]) -> str:

@@ -165,11 +165,6 @@ def _kind(opcodes: set[str], scopes: str) -> str:
     return "copies" if inner <= _COPIES else "other elementwise"
 
 
-def _kind_of_kernel(name: str) -> str:
-    """Return the kind of a kernel that has no operation's name, such as one of cuBLAS."""
-    return next((kind for kind, names in _LIBRARIES.items() if re.search(names, name)), _UNKNOWN)
-
-
 def read_trace(folder: Path, operations: Mapping[str, Operation]) -> list[list[Interval]]:
     """Return the runs of operations in the latest trace of a folder, by thread or stream.
 
@@ -210,7 +205,9 @@ def shares(
     every: list[Interval] = []
 
     def operation_of(name: str) -> Operation:
-        return operations.get(name) or Operation(_kind_of_kernel(name), 0)
+        # A kernel, such as one of cuBLAS, may have no operation's name.
+        kinds = (kind for kind, names in _LIBRARIES.items() if re.search(names, name))
+        return operations.get(name) or Operation(next(kinds, _UNKNOWN), 0)
 
     for intervals in threads:
         every += intervals

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax.batches.packing import NO_PAIR, max_pairs
 from bert_jax.config import TrainConfig
-from bert_jax.config.schedule import Stage
+from bert_jax.config.schedule import Stage, make_schedule
 from bert_jax.distributed import mesh as mesh_lib
 from bert_jax.distributed.devices import resolve_dtype
 from bert_jax.distributed.fsdp import BATCH_AXES
@@ -19,7 +19,8 @@ from bert_jax.errors import refuse
 from bert_jax.objectives import make_objective
 from bert_jax.objectives.masking import Masking
 from bert_jax.text.mixture import resolve_vocab_size
-from bert_jax.training.setup import Setup
+from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.setup import Setup, make_setup
 from bert_jax.training.step import make_train_step
 
 _SPECIAL_IDS = (0, 1, 2, 3)  # [PAD], [CLS], [SEP] and [MASK]
@@ -38,11 +39,12 @@ def resolve(config: TrainConfig, device: Any) -> TrainConfig:
     return dataclasses.replace(config, model=model)
 
 
-def make_checked_mesh(config: TrainConfig, stage: Stage, devices: Sequence[Any]) -> Mesh:
-    """Return the mesh of a resolved config, or refuse a stage that does not divide over it."""
-    mesh = mesh_lib.make_mesh(config.parallel, devices)
-    make_objective(config).check_mesh(mesh, [stage])
-    return mesh
+def checked_setup(config: TrainConfig, stages: Sequence[Stage], devices: Sequence[Any]) -> Setup:
+    """Return what a resolved config trains, or refuse stages that do not divide over devices."""
+    mesh, objective = mesh_lib.make_mesh(config.parallel, devices), make_objective(config)
+    objective.check_mesh(mesh, stages)
+    optimizer = make_optimizer(config.optimizer, make_schedule(config).rate)
+    return make_setup(objective.model, optimizer, config.seed, mesh, config.parallel)
 
 
 def train_step(setup: Setup, config: TrainConfig, stage: Stage) -> Any:

@@ -20,7 +20,6 @@ from bert_jax.errors import UserError, refuse
 from bert_jax.objectives import make_objective
 from bert_jax.planning import synthetic
 from bert_jax.planning.benchmark import take_steps
-from bert_jax.training.setup import set_up
 
 _STEPS, _SECONDS = 10, 5.0  # that are timed, at most
 _FEWEST = 2000  # steps, below which a small batch or model learns more
@@ -121,11 +120,10 @@ def _measure(config: TrainConfig) -> tuple[float, float]:
 def _measure_stage(config: TrainConfig, stage: Stage) -> tuple[float, float]:
     """Return the median seconds of a step of a stage, and those of the first, which compiles it."""
     config = synthetic.resolve(config, jax.devices()[0])
-    mesh = synthetic.make_checked_mesh(config, stage, jax.devices())
+    setup = synthetic.checked_setup(config, [stage], jax.devices())
     with console.working(f"timing steps of {stage.batch_size} × {stage.max_length}"):
-        setup = set_up(make_objective(config).model, config, make_schedule(config).rate, mesh)
         step = synthetic.train_step(setup, config, stage)
-        batch = shard_batch(mesh, synthetic.random_batch(config, stage))
+        batch = shard_batch(setup.layout.mesh, synthetic.random_batch(config, stage))
         state, first = take_steps(step, setup.new_state(), batch, 1, _SECONDS)
         _, times = take_steps(step, state, batch, _STEPS, _SECONDS)
     return statistics.median(times), float(first[0])

@@ -6,9 +6,9 @@ Each kind has the names of its files, appends vectors to them, and searches them
 import abc
 import functools
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy import sparse
@@ -143,7 +143,7 @@ def check_entries(entries: np.ndarray, num_vectors: int, num_bytes: int, num_fil
         raise ValueError("texts of a file that is not named")
 
 
-class ArrayWriter:
+class ArrayWriter(AbstractContextManager["ArrayWriter"]):
     """Appends rows to an .npy file, whose number is known at the end."""
 
     def __init__(self, path: Path):
@@ -164,16 +164,8 @@ class ArrayWriter:
         described = {"descr": np.lib.format.dtype_to_descr(dtype), "shape": shape}
         np.lib.format.write_array_header_1_0(self._file, {**described, "fortran_order": False})
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._array is not None and error is None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._array is not None and kind is None:
             self._file.seek(0)
             self._write_header()
         self._file.close()

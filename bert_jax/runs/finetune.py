@@ -42,7 +42,7 @@ class FinetuningResult:
     """The result of a fine-tuning run.
 
     Attributes:
-      scores: of the best model, by the name of each held-out and test set with labels.
+      scores: of the best model, by the name of each held-out and test set; empty without labels.
       comparison: scores on the first held-out set of each seed and of each baseline: dictionaries
         with "name" and "scores".
       checkpoint: the best checkpoint.
@@ -114,6 +114,7 @@ def start(
 ) -> Run:
     """Check a run against its checkpoint, its workdir and the devices, and read its examples."""
     settings.check_class(config, FinetuneConfig)
+    settings.check(config)
     workdirs.check_path(workdir)
     found = workdirs.read(workdir, FinetuneConfig)
     initial = init if isinstance(init, Bert) else load(init)
@@ -268,7 +269,7 @@ def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
         run.program.setup.model,
         task=task.config,  # tuned on the held-out examples
         data=config.data,
-        source=workdir / "best",
+        source=paths.absolute(workdir / "best"),
     )
     _write_best(bert, config, workdir)
     summary = {

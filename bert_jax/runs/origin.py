@@ -75,6 +75,7 @@ def find(
     fields: Collection[str] | None,
 ) -> Origin:
     """Return how a run begins, or refuse settings, a workdir or a checkpoint that do not fit."""
+    settings.check(config)
     if init is not None and fork is not None:
         raise UserError("--init and --fork are both set; --fork has the weights too: leave one")
     bert = None if init is None else load(init)

@@ -5,7 +5,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,7 +21,7 @@ from bert_jax.console import Level, counted
 from bert_jax.convert.names import module_names
 from bert_jax.distributed import devices
 from bert_jax.distributed.hosts import print_on_main, warn_on_main
-from bert_jax.inference.masked_lm import Guess, fill_masks
+from bert_jax.inference.masked_lm import fill_masks
 from bert_jax.inference.tokenization import UNKNOWN_TOKENS
 from bert_jax.runs import header
 from bert_jax.runs.origin import Origin
@@ -200,9 +200,9 @@ def pretraining_end(
     examples = []
     if bert and fills_masks and console.shows(Level.PROGRESS):
         examples = _fill_some(bert, sentences)
-        for each in examples:
-            print_on_main(f"\n{each.text}\n    [MASK] = {each.listed} (was {each.answer})")
-    shown = [each.token_ids for each in examples] or [ids for ids, _ in sentences]
+        for _, lines in examples:
+            print_on_main(f"\n{lines}")
+    shown = [ids for ids, _ in examples or sentences]
     print_on_main(
         f"\ncheckpoint {run.last_checkpoint}\n"
         f"metrics    {workdir / 'metrics.jsonl'}, {workdir / 'curves.png'}, "
@@ -215,36 +215,26 @@ def pretraining_end(
     print_on_main(f"{_cost()}\ntry        bert-jax {command}")
 
 
-class _Filled(NamedTuple):
-    """A held-out sentence with a masked word, and what a model fills in."""
-
-    token_ids: list[int]  # with the mask
-    text: str
-    answer: str
-    guesses: list[Guess]
-
-    @property
-    def listed(self) -> str:
-        """The guesses with their probabilities, in words."""
-        return ", ".join(f"{_word(g.token)} {g.probability:.0%}" for g in self.guesses)
-
-
-def _fill_some(bert: Bert, sentences: Iterable[tuple[list[int], str]]) -> list[_Filled]:
+def _fill_some(
+    bert: Bert, sentences: Iterable[tuple[list[int], str]]
+) -> list[tuple[list[int], str]]:
     """Return sentences whose word the model knows, then one that it misses, as far as there are.
 
-    The words that it guesses least often come first: "the" is right in many places.
+    Each has its token ids, with the mask, and the lines that show what is filled in. The words that
+    the model guesses least often come first: "the" is right in many places.
     """
     right, missed, guessed = [], [], Counter[str]()
     with console.working("filling masks", says_end=False):
         for ids, answer in sentences:
+            guesses = fill_masks(bert, ids, 3)
+            listed = ", ".join(f"{_word(g.token)} {g.probability:.0%}" for g in guesses)
             text = bert.tokenizer.decode_with_masks(ids)
-            filled = _Filled(ids, text, _word(answer), fill_masks(bert, ids, 3))
-            guess = filled.guesses[0].token
+            lines, guess = f"{text}\n    [MASK] = {listed} (was {_word(answer)})", guesses[0].token
             guessed[guess] += 1
-            (right if guess == answer else missed).append(filled)
-    right.sort(key=lambda filled: guessed[filled.guesses[0].token])
+            (right if guess == answer else missed).append((guess, ids, lines))
+    right.sort(key=lambda filled: guessed[filled[0]])
     right = right[: _SHOWN - 1] if missed else right[:_SHOWN]
-    return [*right, *missed[: _SHOWN - len(right)]]
+    return [(ids, lines) for _, ids, lines in (*right, *missed[: _SHOWN - len(right)])]
 
 
 def _word(token: str) -> str:

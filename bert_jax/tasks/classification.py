@@ -244,15 +244,10 @@ class Classification(TextTask):
         self, train: Sequence[Example], held_out: Sequence[Example]
     ) -> dict[str, dict[str, float]]:
         """Return the scores of logistic regression on TF-IDF of words and pairs of words."""
-        from sklearn.feature_extraction.text import TfidfVectorizer
         from sklearn.linear_model import LogisticRegression
-        from sklearn.pipeline import make_pipeline
 
-        options: dict[str, Any] = {"analyzer": bm25.words_and_pairs}
-        vectorizer = TfidfVectorizer(sublinear_tf=True, **options)
-        model = make_pipeline(vectorizer, LogisticRegression(max_iter=1000))
-        texts, asked = ([" ".join(each.texts) for each in part] for part in (train, held_out))
-        model.fit(texts, [example.label for example in train])
+        known, asked = tfidf(train, held_out)
+        model = LogisticRegression(max_iter=1000).fit(known, [each.label for each in train])
         logits, labels = np.eye(len(self.labels)), self.labels
         predictions = [logits[labels.index(label)] for label in model.predict(asked)]
         return {"TF-IDF, logistic regression": self.score(held_out, predictions)}
@@ -298,6 +293,16 @@ class Classification(TextTask):
         if len(self.labels) > _MAX_NAMED:
             figure.axes[0].set(xticks=[], yticks=[])
         save_figure(figure, path)
+
+
+def tfidf(train: Sequence[Example], held_out: Sequence[Example]) -> tuple[Any, Any]:
+    """Return the TF-IDF of the words and pairs of words of examples."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    options: dict[str, Any] = {"analyzer": bm25.words_and_pairs}
+    vectorizer = TfidfVectorizer(sublinear_tf=True, **options)
+    texts, asked = ([" ".join(each.texts) for each in part] for part in (train, held_out))
+    return vectorizer.fit_transform(texts), vectorizer.transform(asked)
 
 
 def _shown(label: str) -> str:

@@ -37,7 +37,7 @@ class Datasets:
         digest = hashlib.sha256()
         for examples in self.tests.values() if of_tests else (self.train, *self.evals.values()):
             for example in examples:
-                digest.update(json.dumps([example.texts, example.label]).encode())
+                digest.update(json.dumps([example.texts, example.label], default=repr).encode())
             digest.update(b"\0")
         return digest.hexdigest()
 

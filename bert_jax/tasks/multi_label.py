@@ -14,9 +14,8 @@ from bert_jax.config.settings import setting
 from bert_jax.errors import UserError, refuse
 from bert_jax.models.heads import TaskModel
 from bert_jax.objectives.labels import BinaryObjective
-from bert_jax.retrieval import bm25
 from bert_jax.tasks.base import Example
-from bert_jax.tasks.classification import TextTask
+from bert_jax.tasks.classification import TextTask, tfidf
 from bert_jax.training.objective import PredictionObjective
 
 _MIN_POSITIVE = 10  # held-out examples of a label, from which it has a threshold of its own
@@ -154,18 +153,9 @@ class MultiLabelClassification(TextTask):
         self, train: Sequence[Example], held_out: Sequence[Example]
     ) -> dict[str, dict[str, float]]:
         """Return the scores of a logistic regression on TF-IDF for each label."""
-        from sklearn.feature_extraction.text import TfidfVectorizer
         from sklearn.linear_model import LogisticRegression
 
-        options: dict[str, Any] = {"analyzer": bm25.words_and_pairs}
-        vectorizer = TfidfVectorizer(sublinear_tf=True, **options)
-        known, asked = (
-            transform([" ".join(each.texts) for each in part])
-            for transform, part in (
-                (vectorizer.fit_transform, train),
-                (vectorizer.transform, held_out),
-            )
-        )
+        known, asked = tfidf(train, held_out)
         logits = np.full((len(held_out), len(self.labels)), -100.0)
         for label, has_label in enumerate(self._actual(train).T):
             if has_label.all():

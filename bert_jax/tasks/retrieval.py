@@ -1,7 +1,6 @@
 """The base of tasks in which a query must find its passage: examples, scores and baselines."""
 
 import abc
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -64,7 +63,8 @@ class Retrieval(Task):
 
     def plain_fields(self, value: Any) -> Mapping[str, Any] | None:
         is_texts = isinstance(value, list | tuple) and len(value) > 1
-        return {"texts": tuple(value)} if is_texts else None
+        # Without a label, where a record without one is a pair that belongs together.
+        return {"texts": tuple(value), "is_apart": True} if is_texts else None
 
     def make_example(self, record: Record) -> Example:
         texts, where = record.fields["texts"], record.where
@@ -85,12 +85,12 @@ class Retrieval(Task):
 
     def held_out_examples(self, examples: Sequence[Example]) -> Sequence[Example]:
         if self.is_retrieval:
-            _collection(examples)  # refused before the training if there is nothing to find
+            _Collection(examples)  # refused before the training if there is nothing to find
         return examples
 
     def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
         """Return how well passages are found."""
-        collection = _collection(examples)
+        collection = _Collection(examples)
         by_query: dict[str, Any] = {}
         by_passage: dict[str, Any] = {}
         for example, prediction in zip(examples, predictions, strict=True):
@@ -103,7 +103,7 @@ class Retrieval(Task):
     def baselines(
         self, train: Sequence[Example], held_out: Sequence[Example]
     ) -> dict[str, dict[str, float]]:
-        collection = _collection(held_out)
+        collection = _Collection(held_out)
         found = bm25.baselines(collection.passages, collection.queries, _RANKED + 1)
         return {name: collection.scores(top.indices) for name, top in found.items()}
 
@@ -177,16 +177,25 @@ def _says_apart(label: Any) -> bool:
     return str(label).strip().lower() == "false" or readers.to_number(label) <= 0
 
 
-@dataclasses.dataclass(frozen=True)
 class _Collection:
     """The queries and the passages of examples, each once, and what each query asks for.
 
-    `relevance` are the passages of each query by their indices, with their grades.
+    `relevance` are the passages of each query by their indices, with their grades. A pair with a
+    score of 0 or less is not asked for, nor is a query that has no other.
     """
 
-    queries: list[str]
-    passages: list[str]
-    relevance: list[dict[int, float]]
+    def __init__(self, examples: Sequence[Example]):
+        passages: dict[str, int] = {}
+        relevant: dict[str, dict[int, float]] = {}
+        for example in examples:
+            query, *texts = example.texts
+            indices = [passages.setdefault(text, len(passages)) for text in texts]
+            score = _IS_PAIR if example.label is None else float(example.label)
+            if score > 0:
+                relevant.setdefault(query, {})[indices[0]] = score
+        refuse(not relevant, "no held-out pair has a score above 0", fix="give some that have")
+        self.queries, self.passages = list(relevant), list(passages)
+        self.relevance = list(relevant.values())
 
     def scores(self, rankings: np.ndarray) -> dict[str, float]:
         """Return how good rankings are, of one passage more than MAP looks at, [Q, K + 1].
@@ -202,20 +211,3 @@ class _Collection:
         ]
         scores = metrics.ranking_scores(kept, self.relevance, (1, 10))
         return {name: float(scores[name].mean()) for name in RETRIEVAL_METRICS}
-
-
-def _collection(examples: Sequence[Example]) -> _Collection:
-    """Return the collection of examples.
-
-    A pair with a score of 0 or less is not asked for, nor is a query that has no other.
-    """
-    passages: dict[str, int] = {}
-    relevant: dict[str, dict[int, float]] = {}
-    for example in examples:
-        query, *texts = example.texts
-        indices = [passages.setdefault(text, len(passages)) for text in texts]
-        score = _IS_PAIR if example.label is None else float(example.label)
-        if score > 0:
-            relevant.setdefault(query, {})[indices[0]] = score
-    refuse(not relevant, "no held-out pair has a score above 0", fix="give some that have")
-    return _Collection(list(relevant), list(passages), list(relevant.values()))

@@ -210,7 +210,11 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return plain_value(value.tolist())
     if isinstance(value, dict):
-        return {plain_value(name): plain_value(item) for name, item in value.items()}
+        # A key that is no text, such as a tuple of a data frame with several rows of names, stays.
+        return {
+            plain_value(name) if isinstance(name, str | bytes) else name: plain_value(item)
+            for name, item in value.items()
+        }
     if isinstance(value, set | frozenset):  # whose order is another in each process
         return sorted((plain_value(item) for item in value), key=str)
     if getattr(value, "shape", None) == ():  # a number of another library

@@ -1,6 +1,9 @@
 """Move to another vocabulary: how the tokens of one tokenizer are spelled by those of another."""
 
 from collections.abc import Sequence
+from typing import Any
+
+from tokenizers import models
 
 from bert_jax.text.tokenizer import ByteLevelTokenizer, Tokenizer, WordPieceTokenizer
 
@@ -20,10 +23,14 @@ def spellings(new: Tokenizer, old: Tokenizer) -> list[list[int]]:
     """
     special = dict(zip((*new.special_ids, new.unk_id), (*old.special_ids, old.unk_id), strict=True))
     ids = {old.id_to_token(index): index for index in range(old.vocab_size)}
+    # What continues a word, by the longest WordPieces, one after the other; "" is none.
+    pieces = {name[2:]: index for name, index in ids.items() if name.startswith("##")}
+    options: Any = {"unk_token": "", "continuing_subword_prefix": ""}
+    continuation = models.WordPiece({**pieces, "": 0}, max_input_chars_per_word=1 << 20, **options)
     spelled: dict[int, Sequence[int]] = {}
     words = []  # tokens to encode at once
     for index in range(new.vocab_size):
-        tokens = [] if index in special else _spelling(index, new, old, ids)
+        tokens = [] if index in special else _spelling(index, new, old, ids, continuation)
         if tokens is None:
             words.append(index)
         else:
@@ -42,7 +49,7 @@ def spellings(new: Tokenizer, old: Tokenizer) -> list[list[int]]:
 
 
 def _spelling(
-    index: int, new: Tokenizer, old: Tokenizer, ids: dict[str, int]
+    index: int, new: Tokenizer, old: Tokenizer, ids: dict[str, int], continuation: models.WordPiece
 ) -> Sequence[int] | None:
     """Return the ids of `old` that spell a token; None if it is to be encoded as a word."""
     name, text = new.id_to_token(index), _text(new, index)
@@ -56,7 +63,8 @@ def _spelling(
         return None
     if isinstance(old, WordPieceTokenizer):
         # Punctuation has no such tokens, as it is never within a word.
-        return _continuation(old.normalized(text), ids) or None
+        found = continuation.tokenize(old.normalized(text))
+        return [token.id for token in found if token.value] or None
     return old.encode_rest(text)
 
 
@@ -66,19 +74,6 @@ def _text(tokenizer: Tokenizer, index: int) -> str:
     if isinstance(tokenizer, WordPieceTokenizer):
         text = text.removeprefix("##")
     return "" if "\ufffd" in text else text
-
-
-def _continuation(text: str, ids: dict[str, int]) -> list[int]:
-    """Return the longest WordPieces, one after the other, that continue a word."""
-    found, start = [], 0
-    while start < len(text):
-        ends = range(len(text), start, -1)
-        end = next((end for end in ends if f"##{text[start:end]}" in ids), None)
-        if end is None:
-            return []
-        found.append(ids[f"##{text[start:end]}"])
-        start = end
-    return found
 
 
 def summary(found: Sequence[Sequence[int]]) -> tuple[int, int, int]:

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import errno
 import json
-import logging
 import os
 import re
 import shutil
@@ -104,16 +103,12 @@ class Checkpoints:
         content["log_window"] = sums or {}
         items = _items(ocp.args.StandardSave(state), content)
         # Orbax warns where a checkpoint has no scores, which only those of evaluations have.
-        with _writing(self.folder), _without_warnings():
+        with _writing(self.folder), console.silenced("absl"):
             self._manager.save(step, args=items, metrics=held_out)
 
-    def latest(self) -> int | None:
-        """Return the step of the latest complete checkpoint, as the first host sees it."""
-        return hosts.broadcast_from_main(self._manager.latest_step)
-
     def latest_path(self) -> AnyPath | None:
-        """Return the latest complete checkpoint, if there is one."""
-        latest = self.latest()
+        """Return the latest complete checkpoint, as the first host sees it; None without one."""
+        latest = hosts.broadcast_from_main(self._manager.latest_step)
         return None if latest is None else self.folder / str(latest)
 
     def log_window(self, step: int) -> Sums:
@@ -313,7 +308,8 @@ def _writing(folder: AnyPath) -> Iterator[None]:
 def _reading(checkpoint: AnyPath) -> Iterator[None]:
     """Raise any error of reading a checkpoint as a UserError."""
     try:
-        with _without_warnings():  # that the state lacks a file, which is a folder above it
+        # Of warnings that the state lacks a file, which is a folder above it.
+        with console.silenced("absl"), console.logging_kept():
             yield
     except UserError:
         raise
@@ -321,19 +317,6 @@ def _reading(checkpoint: AnyPath) -> Iterator[None]:
         raise UserError(
             f"checkpoint {checkpoint} cannot be read ({first_line(error)}); {_REMEDY}"
         ) from error
-
-
-@contextlib.contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Keep Orbax from logging warnings."""
-    log = logging.getLogger("absl")
-    level = log.level
-    log.setLevel(max(level, logging.ERROR))
-    try:
-        with console.logging_kept():
-            yield
-    finally:
-        log.setLevel(level)
 
 
 def checksum(params: Any) -> str:

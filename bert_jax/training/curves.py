@@ -29,11 +29,6 @@ _STYLES: dict[str, dict[str, Any]] = {
 Record = Mapping[str, Any]  # a line of `metrics.jsonl`
 
 
-def _title(metric: str, titles: Mapping[str, str]) -> str:
-    """Return the title of a metric, or else its name in words."""
-    return titles.get(metric, metric.replace("_", " "))
-
-
 def _metrics(
     records: Sequence[Record], baselines: Mapping[str, float]
 ) -> tuple[list[str], list[str]]:
@@ -103,7 +98,7 @@ def draw(
         low, high = axes.dataLim.intervaly
         if metric == "gradient_norm" and high > 10 * low > 0:
             axes.set_yscale("log")  # as a few are far larger than the others
-        axes.set_title(_title(metric, titles), fontsize="medium")
+        axes.set_title(titles.get(metric, metric.replace("_", " ")), fontsize="medium")
         axes.sharex(figure.axes[0])
         axes.set_xlabel("step")
         axes.grid(alpha=0.3)

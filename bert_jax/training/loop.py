@@ -238,8 +238,8 @@ def check_finite(name: str, value: float, step: int, checkpoints: Checkpoints) -
     """Raise DivergedError if a value is not finite, with the step of the last good checkpoint."""
     if math.isfinite(value):
         return
-    latest = checkpoints.latest()
-    saved = f"checkpoint {checkpoints.folder / str(latest)}" if latest else "none"
+    latest = checkpoints.latest_path()
+    saved = f"checkpoint {latest}" if latest else "none"
     raise DivergedError(
         f"{name} is {value} at step {step}; the last good checkpoint is: {saved}; lower "
         "optimizer.learning_rate or look at the data"

@@ -46,7 +46,7 @@ def remove_metrics(folder: Path) -> None:
     shutil.rmtree(folder / sinks.TENSORBOARD, ignore_errors=True)
 
 
-class Writer:
+class Writer(contextlib.AbstractContextManager["Writer"]):
     """The records of a run in its workdir up to `step`, and in the other sinks; its curves.
 
     `progress` returns the counters of a step; `changes` are the steps from which sequences have
@@ -138,9 +138,6 @@ class Writer:
     def close(self, *, succeeded: bool = True) -> None:
         self.draw(interval=0.0)
         self._each(lambda sink: sink.close(succeeded=succeeded))
-
-    def __enter__(self) -> "Writer":
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(succeeded=kind is None)

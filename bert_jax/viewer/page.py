@@ -20,16 +20,6 @@ _PROGRAM = ("page.js", *(f"page.{name}.js" for name in _VIEWS))
 MAX_BYTES = 200_000_000
 
 
-def check_size(size: int, length: int, texts: int) -> None:
-    """Refuse a page of so many bytes, of some texts of at most so many tokens."""
-    if size > MAX_BYTES:
-        what = f"texts of up to {length:,} tokens" if texts > 1 else f"{length:,} tokens"
-        raise UserError(
-            f"the page of {what} would have {size / 1e6:,.0f} MB of numbers, "
-            f"more than the {MAX_BYTES / 1e6:.0f} MB that a browser reads well; shorten the text"
-        )
-
-
 def render(data: Mapping[str, Any], arrays: Mapping[str, bytes]) -> str:
     """Return a page.
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from bert_jax.console import counted
 from bert_jax.errors import UserError
 from bert_jax.inference.loading import LoadedModel
-from bert_jax.inference.runner import Sequences, apply
+from bert_jax.inference.runner import Arrays, Sequences, apply
 from bert_jax.inference.tokenization import each_text, sequences_of, warn_truncated
 from bert_jax.models.architecture import make_encoder
 from bert_jax.tasks.sequences import join
@@ -157,7 +157,18 @@ def files(path: str | Path) -> tuple[Path, Path]:
 
 def survey(model: LoadedModel, texts: Iterable[str | tuple[str, str]]) -> Patterns:
     """Return the patterns of texts and pairs of texts; see `Bert.attention_patterns`."""
-    step = model.runner.compile("patterns", _PatternSums(model))
+    # A scan would hold the maps of all layers at once.
+    unrolled = dataclasses.replace(model.config, scan_layers=False)
+    encoder = make_encoder(unrolled, add_pooling_layer=False)
+    roles = _roles(model.tokenizer, range(model.tokenizer.vocab_size))
+
+    def sums_of(params: Any, batch: Arrays) -> tuple[Array, ...]:
+        inputs = {name: batch[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
+        output = apply(encoder, params["bert"], inputs, output_attentions=True)
+        of_tokens = jnp.asarray(roles)[batch["input_ids"]] * batch["attention_mask"]
+        return _sum(output.attentions, batch["input_ids"], of_tokens, batch["second_start"])
+
+    step = model.runner.compile("patterns", sums_of)
     sums = uniform = weights = np.zeros(())
     num_texts = num_truncated = 0
     for chunk in chunks(each_text(texts, pairs=True), lambda text: sum(map(len, text))):
@@ -176,38 +187,15 @@ def survey(model: LoadedModel, texts: Iterable[str | tuple[str, str]]) -> Patter
 
 def _sequences(model: LoadedModel, texts: Sequence[str | tuple[str, str]]) -> tuple[Sequences, int]:
     """Return texts and pairs that have tokens as sequences, and how many are truncated."""
-    config, num_truncated = model.config, 0
+    config, longest = model.config, model.config.max_position_embeddings
     columns = [[text] if isinstance(text, str) else text for text in texts]
     encoded = iter(model.tokenizer.encode([text for column in columns for text in column]))
-    token_ids, second_starts = [], []
-    for column in columns:
-        tokens = [next(encoded) for _ in column]
-        if not all(map(len, tokens)):
-            continue
-        longest = config.max_position_embeddings
-        sequence, second_start, is_truncated = join(tokens, model.tokenizer, config, longest)
-        num_truncated += is_truncated
-        token_ids.append(sequence)
-        second_starts.append(second_start)
+    tokens = [[next(encoded) for _ in column] for column in columns]
+    kept = [each for each in tokens if all(map(len, each))]
+    joined = [join(each, model.tokenizer, config, longest) for each in kept]
+    token_ids, second_starts, truncated = zip(*joined, strict=True) if joined else ((), (), ())
     column = np.array(second_starts, np.int32)
-    return sequences_of(model, token_ids, second_starts, second_start=column), num_truncated
-
-
-class _PatternSums:
-    """The sums of the patterns of each sequence of a batch."""
-
-    def __init__(self, model: LoadedModel):
-        # A scan would hold the maps of all layers at once.
-        unrolled = dataclasses.replace(model.config, scan_layers=False)
-        self._encoder = make_encoder(unrolled, add_pooling_layer=False)
-        self._roles = _roles(model.tokenizer, range(model.tokenizer.vocab_size))
-
-    def __call__(self, params: Any, batch: Mapping[str, Array]) -> tuple[Array, ...]:
-        names = "input_ids", "token_type_ids", "attention_mask"
-        inputs = {name: batch[name] for name in names}
-        output = apply(self._encoder, params["bert"], inputs, output_attentions=True)
-        roles = jnp.asarray(self._roles)[batch["input_ids"]] * batch["attention_mask"]
-        return _sum(output.attentions, batch["input_ids"], roles, batch["second_start"])
+    return sequences_of(model, token_ids, second_starts, second_start=column), sum(truncated)
 
 
 def of_text(

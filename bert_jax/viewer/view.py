@@ -11,7 +11,7 @@ from unicodedata import category
 import numpy as np
 
 from bert_jax.config import ModelConfig
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, refuse
 from bert_jax.inference import masked_lm
 from bert_jax.inference.hidden_states import encoder_output
 from bert_jax.inference.loading import LoadedModel
@@ -155,7 +155,14 @@ def check_size(config: ModelConfig, length: int, *, num_texts: int) -> None:
     # What `_layer` writes: maps, perhaps position scores, and cosines; queries and keys.
     bytes_of_pair = (3 if has_position_scores else 1) * heads + 2
     size_of_layer = bytes_of_pair * length**2 + 4 * config.hidden_size * length
-    page.check_size(num_texts * len(windows) * size_of_layer, length, num_texts)
+    size = num_texts * len(windows) * size_of_layer
+    what = f"texts of up to {length:,} tokens" if num_texts > 1 else f"{length:,} tokens"
+    refuse(
+        size > page.MAX_BYTES,
+        f"the page of {what} would have {size / 1e6:,.0f} MB of numbers, "
+        f"more than the {page.MAX_BYTES / 1e6:.0f} MB that a browser reads well",
+        fix="shorten the text",
+    )
 
 
 def _by_layer(arrays: Iterable[Any]) -> np.ndarray:

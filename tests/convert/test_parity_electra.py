@@ -83,7 +83,7 @@ def test_every_number_of_both_parts(electra, batch):
     run = jax.jit(ours.model.apply, static_argnames="method")
     arguments = {"params": ours.params}, *inputs, positions
     all_logits = (
-        run(*arguments, method="discriminate").rtd_logits,
+        run(*arguments, method="discriminate")[0],
         run(*arguments).mlm_logits,
     )
     parts = ((reference, ours.config, ours.params), (small, config, params))

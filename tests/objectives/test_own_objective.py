@@ -12,7 +12,12 @@ import bert_jax
 from bert_jax import UserError
 from bert_jax.config import ParallelConfig
 from bert_jax.config.schedule import make_schedule
-from bert_jax.objectives import OBJECTIVES, make_objective, objective_name
+from bert_jax.objectives import (
+    OBJECTIVES,
+    make_objective,
+    objective_name,
+    pretraining_model,
+)
 from bert_jax.planning.costs import model_flops
 from bert_jax.training.metrics import read_records
 
@@ -71,6 +76,12 @@ def test_it_trains_reports_and_resumes(config, tmp_path, capsys, monkeypatch):
     run = bert_jax.pretrain(config, tmp_path / "fork", fork=tmp_path / "run", quiet=True)
     assert run.checkpoint.name == "6"
     bert = bert_jax.load(tmp_path / "fork")
+    bert.save(tmp_path / "saved")
+    for each in (run.bert, bert, bert_jax.load(tmp_path / "saved")):
+        assert {*each.params} == {"bert", "moved_head"}
+    monkeypatch.setattr(kind, "is_default", classmethod(lambda cls, config: True))
+    theirs = pretraining_model(config.model, pairs=True)  # of another checkpoint
+    assert type(theirs).__name__ == "BertForPreTraining"
     assert bert.encode(["The river bank."]).shape == (1, 16)
     with pytest.raises(UserError, match="no masked LM head"):
         bert.fill_mask("The [MASK] bank.")

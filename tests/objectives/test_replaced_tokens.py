@@ -113,7 +113,7 @@ def test_the_loss_is_that_of_both_parts_by_hand(detected):
     output = run(variables, examples["input_ids"], *rest, predictions.positions)
     replaced, differs = jax.jit(TASK._replace)(examples, output.mlm_logits)
     logits = np.asarray(
-        run(variables, replaced, *rest, predictions.positions, method="discriminate").rtd_logits
+        run(variables, replaced, *rest, predictions.positions, method="discriminate")[0]
     )
     differs = np.asarray(differs)
     assert differs.any()

@@ -77,8 +77,9 @@ def test_a_run(kind, tmp_path, shallow_bert):
     loaded = bert_jax.load(tmp_path / "run")
     assert loaded.task == result.bert.task
     line = json.loads((tmp_path / "run" / "predictions.jsonl").read_text().splitlines()[0])
-    again = loaded.predict([tuple(pairs[0].split("\t"))])[0]["similarity"]
-    assert again == pytest.approx(line["prediction"], rel=1e-4)
+    again = loaded.predict([tuple(pairs[0].split("\t"))])
+    assert again[0]["similarity"] == pytest.approx(line["prediction"], rel=1e-4)
+    assert again.scores == {}  # without labels
     # The index finds what the run's own scores say.
     index = Index.build(loaded, [], tmp_path / "index", texts=[p.split("\t")[1] for p in pairs])
     hits = index.search([p.split("\t")[0] for p in pairs], top_k=1)

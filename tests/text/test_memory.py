@@ -114,6 +114,12 @@ def test_columns_may_be_numbers():
     assert record.fields == {"0": "fox", "1": "a"}
 
 
+def test_columns_may_be_tuples():
+    """As in a data frame with several rows of names."""
+    (record,) = memory.records([{("a", 0): "fox"}], "train")
+    assert record.fields == {"('a', 0)": "fox"}
+
+
 def test_a_set_has_one_order():
     (record,) = memory.records([{"label": {"gamma", "alpha", "beta"}}], "train")
     assert record.fields == {"label": ["alpha", "beta", "gamma"]}
