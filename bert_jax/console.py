@@ -4,6 +4,7 @@ import contextlib
 import contextvars
 import dataclasses
 import enum
+import errno
 import logging
 import os
 import re
@@ -86,8 +87,9 @@ def show(text: str = "", level: Level = Level.PROGRESS) -> None:
         with tqdm.external_write_mode():
             parts = (p if _COLOUR.match(p) else without_controls(p) for p in _COLOUR.split(text))
             print(*parts, sep="", flush=True, file=_stream())
-    except BrokenPipeError:
-        if not current.when_closed:
+    except OSError as error:
+        is_closed = error.errno in (errno.EPIPE, errno.EIO)  # of a pipe; of a terminal
+        if not is_closed or not current.when_closed:
             raise
         current.is_closed = True
         current.when_closed()

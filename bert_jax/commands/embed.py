@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import os
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from bert_jax.errors import UserError
 from bert_jax.retrieval.search import normalize
 from bert_jax.retrieval.vectors import ArrayWriter
 from bert_jax.storage.paths import CHECKPOINT, file_to_write, on_disk
+from bert_jax.storage.replacement import temporary_folder
 
 if TYPE_CHECKING:
     from bert_jax.inference.embeddings import TextEmbedding
@@ -136,7 +136,7 @@ def write_arrays(path: Path, parts: Iterable[Mapping[str, np.ndarray]]) -> None:
     By way of files, to bound the memory.
     """
     try:
-        with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".embed.") as name:
+        with temporary_folder(path) as name:
             folder, writers = Path(name), dict[str, ArrayWriter]()
             with contextlib.ExitStack() as files:
                 for part in parts:

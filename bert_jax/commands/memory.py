@@ -31,7 +31,7 @@ def keep_host_memory() -> None:
 
 def _has_accelerator() -> bool:
     """Return whether Linux shows a GPU or a TPU, without JAX's devices."""
-    files = ("nvidia[0-9]*", "kfd", "accel*", "vfio/[0-9]*")
+    files = ("nvidia[0-9]*", "kfd", "accel*", "vfio/[0-9]*", "dxg")  # the last of Windows' Linux
     return any(any(Path("/dev").glob(pattern)) for pattern in files)
 
 

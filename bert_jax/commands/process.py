@@ -12,12 +12,13 @@ import itertools
 import logging
 import os
 import re
+import resource
 import signal
 import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from bert_jax.config.fields import Dtype
 
 _CACHE = "jax_compilation_cache_dir"
+_OPEN_FILES = 4096  # at a time, where the system allows it; macOS begins with 256
 # The signals that interrupt a command, so that it removes what it has not finished; with what each
 # does in a process of Python's that has changed neither.
 _STOPPED_BY = {
@@ -48,6 +50,9 @@ _WARNING = re.compile(r"Error (reading|writing) persistent compilation cache ent
 
 def run(command: Callable[[], None], name: str) -> None:
     """Run a command; print an error of the user's or of training as one line, after its `name`."""
+    if sys.stdout is not None and not hasattr(sys.stdout, "reconfigure"):
+        # Of a notebook, whose process must not end with the command.
+        sys.exit(f"{name}: a notebook starts a command by !; or call bert_jax from Python")
     # Modules and traced programs are millions of objects that live to the end: with Python's own
     # 700, looking through them again and again is an eighth of the time that a short run takes.
     gc.set_threshold(20_000, 10, 10)
@@ -58,6 +63,10 @@ def run(command: Callable[[], None], name: str) -> None:
     os.close(descriptor)
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    with contextlib.suppress(OSError, ValueError):  # a store of many shards has as many files
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
     for number, default in _STOPPED_BY.items():
         if signal.getsignal(number) is default:  # not ignored, as by nohup
             signal.signal(number, partial(_interrupt, name))
@@ -116,10 +125,20 @@ _shows_origin = False  # of an error that ends the process
 
 def _interrupt(name: str, number: int, _: FrameType | None) -> None:
     """Raise KeyboardInterrupt; the second time, end at once."""
+    if _is_repeated_hangup(number, _interrupts):
+        return
     if _interrupts:
         end_process(name, KeyboardInterrupt())
     _interrupts.append(number)
     raise KeyboardInterrupt
+
+
+def _is_repeated_hangup(number: int, before: Sequence[int]) -> bool:
+    """Return whether a signal is a second SIGHUP.
+
+    When a terminal closes, a shell sends one to its commands, and the system the next.
+    """
+    return number == signal.SIGHUP and number in before
 
 
 def end_process(name: str, error: CommandError | KeyboardInterrupt) -> None:
@@ -128,9 +147,11 @@ def end_process(name: str, error: CommandError | KeyboardInterrupt) -> None:
         _leave_signals()  # also while the line waits for its reader
     if _shows_origin:
         traceback.print_exception(error)
-    print(f"{name}: {str(error) or 'interrupted'}", file=sys.stderr, flush=True)
-    with contextlib.suppress(AttributeError, OSError):  # it is closed, or its disk is full
-        sys.stdout.flush()
+    message = f"{name}: {str(error) or 'interrupted'}\n"
+    for stream, line in ((sys.stderr, message), (sys.stdout, "")):
+        with contextlib.suppress(AttributeError, OSError):  # it is closed, or its disk is full
+            stream.write(line)
+            stream.flush()
     number = _interrupts[0] if _interrupts else signal.SIGINT
     os._exit(getattr(error, "exit_code", 128 + number))
 
@@ -227,12 +248,13 @@ def cache_compiled_programs() -> None:
     if getattr(jax.config, _CACHE) is None and num_hosts == 1:
         try:
             folder = paths.cache_folder()
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = folder.stat()
         except (OSError, RuntimeError):  # a full or read-only disk, or no home
             return
-        if found.st_uid != os.getuid() or found.st_mode & 0o022:
-            return  # others could put programs there
+        if found.st_uid != os.getuid() or found.st_mode & 0o002:
+            what = "is not yours alone, so that others could put programs there"
+            console.show(f"cache      none: {folder} {what}", console.Level.DETAILS)
+            return
         jax.config.update(_CACHE, str(folder))
         if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -294,7 +316,9 @@ def quiet_libraries() -> None:
     def show_others(unraisable: Any) -> None:
         if isinstance(unraisable.exc_value, KeyboardInterrupt) and _interrupts:
             # It came within a callback, which drops it: again, once the callback is over.
-            threading.Timer(0.05, os.kill, (os.getpid(), _interrupts.pop())).start()
+            timer = threading.Timer(0.05, os.kill, (os.getpid(), _interrupts.pop()))
+            timer.daemon = True  # so that a command which ends meanwhile has ended
+            timer.start()
         elif str(unraisable.exc_value) != "Event loop is closed":
             show(unraisable)
 
@@ -337,32 +361,34 @@ def stop_signals(name: str) -> Iterator[Callable[[], str]]:
     import jax
     from jax.experimental import multihost_utils
 
-    received: list[str] = []
+    received: list[int] = []
+    reasons: list[str] = []
     is_alone = jax.process_count() == 1
 
+    def stop_for(what: str) -> None:
+        reasons.append(what)
+        if not is_alone and len(reasons) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
     def note(number: int, _: object) -> None:
-        if received and is_alone:
+        if _is_repeated_hangup(number, received):
+            return
+        received.append(number)
+        if len(received) == 1:
+            stop_for(signal.Signals(number).name)
+        elif is_alone:
             _interrupts.append(number)
             end_process(name, KeyboardInterrupt())
-        elif received:
-            raise KeyboardInterrupt
         else:
-            received.append(signal.Signals(number).name)
-            if not is_alone:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    def note_closed() -> None:
-        received.append("a closed output")
-        if not is_alone:
-            os.kill(os.getpid(), signal.SIGTERM)
+            raise KeyboardInterrupt
 
     def reason() -> str:
         if is_alone:
-            return "".join(received)
+            return reasons[0] if reasons else ""
         stops = multihost_utils.reached_preemption_sync_point(next(_ASKED))
         return "a signal to one of the hosts" if stops else ""
 
-    console.when_closed(note_closed)
+    console.when_closed(partial(stop_for, "a closed output"))
     numbers = [*_STOPPED_BY] if is_alone else [signal.SIGINT, signal.SIGHUP]
     numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     previous = {number: signal.signal(number, note) for number in numbers}

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bert_jax import console
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, refuse
 from bert_jax.storage import daemon_thread
 from bert_jax.text import records
 from bert_jax.text.files import STDIN, existing
@@ -27,13 +27,14 @@ def argument(text: str) -> str:
 
 
 def numbered(
-    source: str, *, column: str = "text", with_empty: bool = False
+    source: str, *, column: str | None = None, with_empty: bool = False
 ) -> Iterator[tuple[str, str]]:
     """Yield where each text of a file, or line of stdin ("-"), is, for messages, and the text.
 
-    A file has a text a line, or records with one in `column`.
+    A file has a text a line; or, with a `column`, perhaps records with a text in it.
     UserError if there is none. Work in progress shows how much of the file has been read.
     """
+    refuse(source == STDIN and sys.stdin is None, "stdin is closed", fix="give a file")
     if source == STDIN and os.isatty(0):
         print("reading texts from the terminal, one a line; Ctrl-D ends", file=sys.stderr)
     if source != STDIN:
@@ -42,7 +43,9 @@ def numbered(
     def lines() -> Iterator[tuple[str, str]]:
         size = 0 if source == STDIN else os.stat(source).st_size
         is_empty = True
-        for text, record in records.texts(source, column, "--column"):
+        lines = ((record.fields["text"], record) for record in records.text_lines(source))
+        found = lines if column is None else records.texts(source, column, "--column")
+        for text, record in found:
             console.advance(record.position, size)
             if text or with_empty:
                 is_empty = False

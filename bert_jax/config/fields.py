@@ -157,7 +157,7 @@ class DataConfig:
     sentences: Literal["auto", "lines", "documents", "split"] = setting(
         "auto",
         "lines: a sentence a line, documents between blank lines; documents: a document a line; "
-        "split: paragraphs",
+        "split: paragraphs. Records are split, but by lines",
     )
     max_length: int = setting(128, "tokens a sequence, before the first phase")
     batch_size: int = setting(256, "sequences a step, over all devices, before the first phase")

@@ -1,6 +1,7 @@
 """Models of the Hugging Face hub by name: `hf:OWNER/NAME`, or `hf:OWNER/NAME@REVISION`."""
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import wait
@@ -234,6 +235,8 @@ def _sentence(error: Exception, name: str, done: str) -> str:
     remedy = _LOG_IN if getattr(response, "status_code", 0) in (401, 403) else "repeat it"
     if isinstance(error, OSError) and error.errno:
         remedy = "fix that, or set HF_HOME to another folder"
+    elif os.path.expanduser("~") == "~":  # without a home there is no cache
+        remedy = "set HF_HOME to a folder"
     return f"cannot be {done} ({_reason(error)}); {remedy}"
 
 

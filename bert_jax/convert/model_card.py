@@ -1,6 +1,7 @@
 """The card of an exported model, README.md: what it is, how it was trained, how to load it."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
@@ -186,5 +187,6 @@ def _repository(name: str) -> str:
 
 def _short(files: str) -> str:
     """Return files without their folders, which are of no use to others, and may be private."""
-    names = map(str.strip, files.split(","))
+    # Nor with what signs an address: "?key=…".
+    names = (re.sub(r"\?\w+=.*", "", file.strip()) for file in files.split(","))
     return ",".join(name if is_dataset(name) else file_name(name) for name in names)

@@ -3,12 +3,11 @@
 import contextlib
 import dataclasses
 import math
-import os
+import platform
 import re
 import resource
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,8 +20,8 @@ from bert_jax.distributed.fsdp import num_batch_shards
 from bert_jax.errors import UserError
 from bert_jax.models.architecture import architecture
 from bert_jax.models.attention import FUSED, attention_route
+from bert_jax.storage.machine import PROC, available_memory, num_cores, proc_field
 
-_PROC = Path("/proc")
 _FLOAT32 = 4  # bytes
 # Measured (benchmarks/records/2026-11-24-memory): what a process holds beside its arrays, and by
 # how much more than the compiler's memory it grows.
@@ -36,8 +35,8 @@ def device_name(device: Any) -> str:
     """Return what a device is called; for a CPU, by Linux, with its number of cores."""
     if device.platform != "cpu":
         return device.device_kind
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
-    return f"CPU ({_proc_field('cpuinfo', 'model name') or 'unnamed'}, {cores} cores)"
+    name = proc_field("cpuinfo", "model name") or platform.machine()  # such as arm64
+    return f"CPU ({name}, {num_cores()} cores)"
 
 
 def resolve_dtype(model: ModelConfig, device: Any) -> ModelConfig:
@@ -50,7 +49,7 @@ def resolve_dtype(model: ModelConfig, device: Any) -> ModelConfig:
 def preferred_dtype(device: Any) -> str:
     """Return "bfloat16" for a device that has instructions for it."""
     if device.platform == "cpu":
-        names = _proc_field("cpuinfo", "flags") or _proc_field("cpuinfo", "Features")
+        names = proc_field("cpuinfo", "flags") or proc_field("cpuinfo", "Features")
         has_bfloat16 = not _BFLOAT16.isdisjoint(names.split())
     elif device.platform == "gpu":
         version = str(device.compute_capability)  # AMD's is a name, such as gfx942
@@ -94,8 +93,7 @@ def check_memory(per_device: int, devices: Sequence[Any]) -> None:
 def needed_and_available(per_device: int, devices: Sequence[Any]) -> tuple[int, int | None]:
     """Return the bytes needed and those available: of a device, or of all CPU devices together."""
     if devices[0].platform == "cpu":
-        kilobytes = _proc_field("meminfo", "MemAvailable").removesuffix(" kB")
-        return per_device * len(devices), int(kilobytes) << 10 if kilobytes else None
+        return per_device * len(devices), available_memory()
     return per_device, (devices[0].memory_stats() or {}).get("bytes_limit")
 
 
@@ -172,7 +170,7 @@ def describe_memory(needed: int, mesh: Mesh) -> str:
 def reset_peak_memory() -> None:
     """Let the process's peak start from here, if Linux allows it (proc(5), clear_refs)."""
     with contextlib.suppress(OSError):
-        (_PROC / "self/clear_refs").write_text("5")
+        (PROC / "self/clear_refs").write_text("5")
 
 
 def peak_memory(devices: Sequence[Any]) -> int | None:
@@ -182,13 +180,3 @@ def peak_memory(devices: Sequence[Any]) -> int | None:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in devices]
     return max((peak for peak in peaks if peak is not None), default=None)
-
-
-def _proc_field(file: str, name: str) -> str:
-    """Return the first value of a field in a file of Linux's /proc; "" on other systems."""
-    try:
-        lines = (_PROC / file).read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    fields = (line.partition(":") for line in lines)
-    return next((value.strip() for key, _, value in fields if key.strip() == name), "")

@@ -6,7 +6,6 @@ Shapes: N rows of D dimensions, Q queries, K results of each.
 import dataclasses
 import functools
 import numbers
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.errors import UserError
+from bert_jax.storage.machine import num_cores
 
 _BLOCK = 1 << 20  # numbers of the matrix that a thread searches at once: few enough for its caches
 _THREAD = 1 << 22  # products that a thread should have to do
@@ -45,7 +45,7 @@ def top_k(matrix: np.ndarray, queries: np.ndarray, k: int) -> TopK:
     """
     check_count(k, "top_k")
     count, size = matrix.shape
-    cores = min(os.cpu_count() or 1, 1 + count * size * len(queries) // _THREAD)
+    cores = min(num_cores(), 1 + count * size * len(queries) // _THREAD)
     edges = [count * core // cores for core in range(cores + 1)]
     with ThreadPoolExecutor(cores) as pool:
         search = functools.partial(_search, matrix, np.asarray(queries, np.float32), k)

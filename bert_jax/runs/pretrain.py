@@ -296,11 +296,11 @@ def _claim_workdir(run: Run) -> dict[str, Any]:
     began_with = origin.fork or (run.init_name if origin.bert else None)
     read_before = dataclasses.asdict(origin.read_before)
     results = {"init": began_with and str(began_with), **read_before}
-    results["text_identity"] = run.corpus.text_identity
     if origin.kind == "resumed":
         results = run.workdir.results
     else:  # a run that was killed before its first checkpoint may have left some
         hosts.run_on_main(lambda: remove_metrics(workdir))
+    results = {**results, "text_identity": run.corpus.text_identity}
     workdirs.write_results(workdir, results)
     mirror.send(workdir)  # with which the first checkpoint makes it that of a run
     return results

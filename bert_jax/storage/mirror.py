@@ -7,6 +7,7 @@ text again.
 """
 
 import contextlib
+import hashlib
 import os
 import shutil
 import urllib.parse
@@ -18,6 +19,7 @@ from bert_jax.errors import UserError
 from bert_jax.storage import locks, paths, remote
 from bert_jax.storage.paths import AnyPath
 
+_LONGEST_NAME = 200  # of a file, which may have 255 bytes with what is added to it
 _ADDRESS = ".bucket"  # the file with the URL of a workdir
 # What a run that resumes reads; then what it only writes.
 _READ = ("config.json", "text.sha256", "tokenizer", "metrics.jsonl", "results.json", "wandb.id")
@@ -41,7 +43,7 @@ def open_workdir(workdir: AnyPath, process: int = 0) -> Path:
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
                 if name in _READ:
                     remote.fetch(f"{url}/{name}", path)
-            (folder / _ADDRESS).write_text(url)
+            (folder / _ADDRESS).write_text(url, encoding="utf-8")
     except (OSError, RuntimeError) as error:  # RuntimeError without a home
         raise UserError(
             f"the part of --workdir {url} that is on a disk cannot be written ({error}); "
@@ -51,13 +53,17 @@ def open_workdir(workdir: AnyPath, process: int = 0) -> Path:
 
 
 def _quoted(url: str) -> str:
-    return urllib.parse.quote(url, safe="")
+    """Return a URL as the name of a folder; of a long one the beginning and a hash."""
+    name = urllib.parse.quote(url, safe="")
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[:_LONGEST_NAME]}-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
 
 
 def url_of(workdir: AnyPath) -> str:
     """Return the URL that a workdir is a copy of; "" for one that is on a disk alone."""
     path = os.path.join(workdir, _ADDRESS)
-    url = Path(path).read_text() if os.path.exists(path) else ""
+    url = Path(path).read_text(encoding="utf-8") if os.path.exists(path) else ""
     return url if workdir.name.startswith(_quoted(url)) else ""  # a copied folder is no workdir
 
 

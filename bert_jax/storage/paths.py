@@ -30,9 +30,9 @@ def is_remote(path: str | PurePath) -> bool:
 
 
 def file_name(path: str | PurePath) -> str:
-    """Return the name of a file, of an address without its query: "a.txt" of ".../a.txt?x=y"."""
+    """Return the name of a file, of a web address without its query: "a.txt" of ".../a.txt?x=y"."""
     text = str(path)
-    if re.match("[a-z][a-z0-9]*:/", text):
+    if re.match("https?:/", text):
         text = re.split("[?#]", text, maxsplit=1)[0]
     return PurePath(text).name
 
@@ -59,10 +59,15 @@ def as_path(name: "str | AnyPath") -> AnyPath:
 
 
 def cache_folder() -> Path:
-    """Return this program's folder in the user's cache; RuntimeError for a user without a home."""
+    """Return this program's folder in the user's cache, which others may not read.
+
+    RuntimeError for a user without a home; OSError where the folder cannot be made.
+    """
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     # The XDG specification says to ignore a path that is not absolute.
-    return (base if base.is_absolute() else Path.home() / ".cache") / "bert-jax"
+    folder = (base if base.is_absolute() else Path.home() / ".cache") / "bert-jax"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
 
 
 def check_named(name: object) -> None:

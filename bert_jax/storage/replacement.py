@@ -11,9 +11,20 @@ from bert_jax.errors import UserError, refuse
 from bert_jax.storage.paths import on_disk
 
 
+def temporary_folder(path: Path) -> tempfile.TemporaryDirectory[str]:
+    """Return a context with a folder beside a path, which is removed at its end.
+
+    NFS keeps a file that is still open there, and the folder with it; that is no error.
+    """
+    parent = path.absolute().parent
+    return tempfile.TemporaryDirectory(
+        dir=parent, prefix=f".{path.name}.", ignore_cleanup_errors=True
+    )
+
+
 def replace(new: Path, path: Path) -> None:
     """Rename a folder to `path`, and remove what is there; nothing is lost if that fails."""
-    with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=f".{path.name}.") as folder:
+    with temporary_folder(path) as folder:
         old = Path(folder) / "old"
         try:
             if os.path.lexists(path):
@@ -49,7 +60,7 @@ def replacing(
     try:
         parent = path.absolute().parent
         parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=parent, prefix=f".{path.name}.") as folder:
+        with temporary_folder(path) as folder:
             yield Path(folder) / path.name
             with _locked(parent):  # as another process may have written it, or is about to
                 check_replaceable(path, may_replace)

@@ -161,10 +161,11 @@ def line_start(path: Path | str, offset: int, blank_within: int) -> int:
 
 def marked_line_start(path: Path | str, offset: int, mark: str) -> int:
     """Return where the first line that begins with a mark starts, at or after a byte."""
-    with open_file(path, 1 << 16) as file:
+    with open_file(path) as file:
         file.seek(offset - 1)
-        position = offset - 1 + len(file.readline())
-        for line in file:
+        lines = iter(functools.partial(file.readline, MAX_LINE_BYTES), b"")
+        position = offset - 1 + len(next(lines, b""))
+        for line in lines:
             if line.startswith(mark.encode()):
                 break
             position += len(line)

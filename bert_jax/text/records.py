@@ -18,6 +18,7 @@ import numpy as np
 from bert_jax.console import counted, show
 from bert_jax.errors import UserError, first_line, nearest
 from bert_jax.text.files import STDIN, existing, file_type, line_name, open_file, read_lines, suffix
+from bert_jax.text.sentences import MAX_DOCUMENT_CHARACTERS
 
 _TABLES = (".csv", ".tsv")
 _MAX_FIELD = 1 << 26  # characters: a text may be longer than the csv module's 131,072
@@ -161,21 +162,28 @@ def json_lines(path: Path | str, start: int = 0, end: int | None = None) -> Iter
 
 
 def fasta_sequences(path: Path | str, start: int = 0, end: int | None = None) -> Iterator[Record]:
-    """Yield {"text": SEQUENCE} for each sequence of a FASTA file, without its ">" line."""
-    where, parts, after = "", [], start
+    """Yield {"text": SEQUENCE} for each sequence of a FASTA file, without its ">" line.
+
+    A sequence that is longer than a document may be is several.
+    """
+    where, parts, size, after = "", [], 0, start
     lines = read_lines(path, start, end)
     for number, (line, position) in enumerate(itertools.chain(lines, [(FASTA_MARK, 0)]), start=1):
         if line.startswith(FASTA_MARK):
             if parts:
                 yield Record(where, {"text": "".join(parts)}, after)
-            where, parts = f"{path}:{line_name(number, start)}", []
-        elif line and not where:
+            where, parts, size = f"{path}:{line_name(number, start)}", [], 0
+        elif line and not where and not line.startswith(";"):
             raise UserError(
                 f"{path}:{line_name(number, start)} is of no sequence; begin each with a line "
                 f"{FASTA_MARK!r} and its name, or rename a file of other text to .txt"
             )
-        elif line:
-            parts.append(line)
+        elif not line.startswith(";"):  # a remark
+            parts.append("".join(line.split()))
+            size += len(line)
+        if size > MAX_DOCUMENT_CHARACTERS:
+            yield Record(where, {"text": "".join(parts)}, position)
+            parts, size = [], 0
         after = position
 
 
@@ -210,9 +218,9 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return plain_value(value.tolist())
     if isinstance(value, dict):
-        # A key that is no text, such as a tuple of a data frame with several rows of names, stays.
+        # A tuple, the name of a column of a data frame with several rows of names, stays.
         return {
-            plain_value(name) if isinstance(name, str | bytes) else name: plain_value(item)
+            name if isinstance(name, tuple) else plain_value(name): plain_value(item)
             for name, item in value.items()
         }
     if isinstance(value, set | frozenset):  # whose order is another in each process

@@ -103,6 +103,7 @@ class FileSource(Source):
         if data.sentences == "auto":
             self._split = sentences.is_prose(self._first_lines())
         readers = set(map(records.reader, self.paths))
+        self._has_sequences = records.fasta_sequences in readers
         if readers == {records.fasta_sequences}:
             self.form = "one document a sequence"
         elif self._lines_of_records or (not self._split and None in readers):
@@ -125,6 +126,7 @@ class FileSource(Source):
         settings |= {"lines": "documents"} if self._is_document else {}
         if self._lines_of_records and any(map(records.reader, self.paths)):
             settings["lines"] = "of records"
+        settings |= {"fasta": "sequences"} if self._has_sequences else {}
         if self._num_chunks == 1:
             digests = []
             for path in self.paths:
@@ -225,6 +227,7 @@ class TfdsSource(Source):
     def __init__(self, name: str, data: DataConfig, shard: Shard | None = None):
         self.name, self._text_field = name, data.text_field
         self._by_line = data.sentences == "lines"
+        self.form = "one sentence a line" if self._by_line else self.form
         self._rows = records.open_dataset(name)
         self.size = len(self._rows)
 

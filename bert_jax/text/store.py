@@ -138,8 +138,9 @@ def is_store(path: str | Path) -> bool:
 
 def is_only_store(path: Path) -> bool:
     """Return whether a folder is a store, and has nothing else."""
-    others = {*os.listdir(path)} - {*CONTENT, "progress.json", ".lock"} if path.is_dir() else ()
-    return has_record(path) and not others
+    names = os.listdir(path) if path.is_dir() else ()
+    others = [name for name in names if not name.endswith(json_files.TEMPORARY)]
+    return has_record(path) and {*others} <= {*CONTENT, "progress.json", ".lock"}
 
 
 def read_record(path: Path) -> dict[str, Any]:

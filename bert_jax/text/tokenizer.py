@@ -5,7 +5,6 @@ import base64
 import functools
 import hashlib
 import itertools
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from tokenizers import decoders, processors
 
 from bert_jax.errors import UserError
 from bert_jax.storage.json_files import write_bytes
+from bert_jax.storage.machine import num_cores
 from bert_jax.text import sentencepiece_model
 from bert_jax.text.post_processor import num_separators
 from bert_jax.text.scripts import CHINESE, MARKS, SPACELESS
@@ -193,8 +193,7 @@ class SentencePieceTokenizer(Tokenizer):
         super().__init__(tokens, [special[0], self._processor.unk_id(), *special[1:]])
 
     def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
-        threads = os.cpu_count() or 1
-        return self._processor.encode(list(texts), num_threads=threads, return_type="numpy")
+        return self._processor.encode(list(texts), num_threads=num_cores(), return_type="numpy")
 
     def normalize(self, text: str) -> str:
         """Return a text as the model splits it, with "▁" for each space."""
@@ -207,10 +206,12 @@ class SentencePieceTokenizer(Tokenizer):
         return encoding["ids"], offsets
 
     def encode_with_masks(self, text: str) -> list[int]:
-        if not self.has_letters_alone:
+        others = {"▁", self.id_to_token(self.unk_id)}
+        letters = [each for each in self._tokens if len(each) == 1 and each not in others]
+        if not self.has_letters_alone or not letters:
             return super().encode_with_masks(text)
-        # A mask is one letter, beside spaces that have tokens of their own.
-        letter = next(token for token in self._tokens if len(token) == 1 and token.isalnum())
+        # A mask is one letter, whichever, beside spaces that have tokens of their own.
+        letter = letters[0]
         parts = text.replace(self.id_to_token(self.mask_id), "[MASK]").split("[MASK]")
         before = itertools.accumulate(parts[:-1], lambda *two: letter.join(two))
         ids = [*map(int, self.encode([letter.join(parts)])[0])]

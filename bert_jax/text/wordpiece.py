@@ -10,7 +10,9 @@ from bert_jax.errors import UserError
 
 # Words as BERT splits them, and symbols such as emoji, which would make a word unknown to BERT, as
 # would its length: longer words are cut every 100 characters.
-_SYMBOL = pre_tokenizers.Split(tokenizers.Regex(r"\p{So}\p{M}*"), "isolated")
+_ONE = r"\p{So}[\p{M}\x{1F3FB}-\x{1F3FF}]*"  # with what changes it, such as the colour of a skin
+_SYMBOLS = rf"[\x{{1F1E6}}-\x{{1F1FF}}]{{2}}|{_ONE}(?:\u200d{_ONE})*"  # flags; what is joined
+_SYMBOL = pre_tokenizers.Split(tokenizers.Regex(_SYMBOLS), "isolated")
 _CUT = pre_tokenizers.Split(tokenizers.Regex(".{100}"), "isolated")
 WORDPIECE_SPLITTER = pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), _SYMBOL, _CUT])
 

@@ -1,14 +1,17 @@
 """What commands set for their process: the cache of compiled programs, the allocator."""
 
+import errno
 import gc
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import jax
 import pytest
@@ -116,6 +119,38 @@ def test_stop_signals_are_noted_and_restored(ends, capsys):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_a_second_hangup_is_the_same_one(ends):
+    """Bash sends one to its commands when its terminal closes, and the system another."""
+    with process.stop_signals("train.py") as reason:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGHUP)
+        assert (reason(), ends) == ("SIGHUP", [])
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+    def command():
+        try:
+            signal.raise_signal(signal.SIGHUP)
+        except KeyboardInterrupt:
+            signal.raise_signal(signal.SIGHUP)  # while it cleans up
+            raise
+
+    process.run(command, "bert-jax index")
+    assert ends == [128 + signal.SIGHUP]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(UserError, 2), (TrainingError, 1), (Interrupted, 75), (HostLost, 69)],
+)
+def test_an_error_ends_with_its_exit_code_where_nobody_reads(error, code, ends, monkeypatch):
+    def command():
+        monkeypatch.setattr(sys, "stderr", Mock(write=Mock(side_effect=BrokenPipeError)))
+        raise error("something is wrong; mend it")
+
+    process.run(command, "bert-jax export")
+    assert ends == [code]
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [(UserError, 2), (TrainingError, 1), (Interrupted, 75), (HostLost, 69)],
@@ -133,6 +168,7 @@ def test_an_error_ends_with_its_line_and_exit_code(error, code, capsys, ends):
     ("shell", "message"),
     [
         ("{} --help >&-", "standard output is closed; "),
+        ("{} embed m - --json <&-", "stdin is closed; "),
         ("{} --help >/dev/full", "No space left on device; "),
         ("mkdir gone; cd gone; rmdir ../gone; {} --help", "the working directory was deleted; "),
         ("{} pretrain --connect_timeout=nan", "--connect_timeout nan is no time; "),
@@ -152,6 +188,24 @@ def test_a_process_that_fails_ends_with_a_line(shell, message, tmp_path):
     assert done.returncode != 0
     assert re.fullmatch(rf"bert-jax( [\w-]+)?: {re.escape(message)}.*\n", done.stderr)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_notebook_is_not_ended(ends, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=print))
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(SystemExit, match="a notebook starts a command by !"):
+        process.run(lambda: None, "train.py")
+    assert (ends, signal.getsignal(signal.SIGINT)) == ([], before)
+
+
+def test_a_command_may_open_many_files(ends):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    try:
+        process.run(lambda: None, "train.py")
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= min(4096, limits[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_garbage_is_collected_less_often(ends):
@@ -210,9 +264,10 @@ def test_a_signal_within_a_callback_is_not_lost(capsys, ends, monkeypatch):
     assert capsys.readouterr().err == "bert-jax embed: interrupted\n"
 
 
-def test_a_run_stops_where_its_output_is_closed(ends, monkeypatch):
+@pytest.mark.parametrize("number", [errno.EPIPE, errno.EIO])
+def test_a_run_stops_where_its_output_is_closed(ends, monkeypatch, number):
     def closed(*_, **__):
-        raise BrokenPipeError
+        raise OSError(number, os.strerror(number))
 
     with (
         console.output(console.Level.PROGRESS),
@@ -223,9 +278,11 @@ def test_a_run_stops_where_its_output_is_closed(ends, monkeypatch):
         console.show("step 1")
         assert reason() == "a closed output"
         console.show("step 2")  # nothing more
+        signal.raise_signal(signal.SIGINT)  # the first signal, which leaves time to save
+        assert (reason(), ends) == ("a closed output", [])
     with console.output(console.Level.PROGRESS), monkeypatch.context() as patch:
         patch.setattr("builtins.print", closed)
-        with pytest.raises(BrokenPipeError):
+        with pytest.raises(OSError, match=os.strerror(number)):
             console.show("a line of another command")
 
 

@@ -6,8 +6,8 @@ import jax
 import pytest
 
 from bert_jax.config import ModelConfig
-from bert_jax.distributed import devices
 from bert_jax.distributed.devices import preferred_dtype, resolve_dtype
+from bert_jax.storage import machine
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from bert_jax.distributed.devices import preferred_dtype, resolve_dtype
 def test_of_a_cpu_by_its_instructions(flags, dtype, tmp_path, monkeypatch):
     if flags:
         (tmp_path / "cpuinfo").write_text(f"processor : 0\n{flags}\n")
-    monkeypatch.setattr(devices, "_PROC", tmp_path)
+    monkeypatch.setattr(machine, "PROC", tmp_path)
     assert resolve_dtype(ModelConfig(dtype="auto"), jax.devices()[0]).dtype == dtype
     assert resolve_dtype(ModelConfig(), jax.devices()[0]).dtype == "float32"
 

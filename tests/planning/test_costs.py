@@ -22,6 +22,7 @@ from bert_jax.errors import UserError
 from bert_jax.objectives import make_objective
 from bert_jax.objectives.sentence_pairs import BertForPreTraining
 from bert_jax.planning import costs, synthetic
+from bert_jax.storage import machine
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.setup import make_setup
 
@@ -198,7 +199,7 @@ def test_sizes_that_cannot_fit_are_refused_by_arithmetic(model, batch_size):
 def test_a_large_batch_of_a_tiny_model_is_refused_by_arithmetic(monkeypatch):
     """Its attention maps and feed-forward layers are most of it."""
     memory = {"MemAvailable": f"{16 << 20} kB"}
-    monkeypatch.setattr(devices, "_proc_field", lambda _, name: memory[name])
+    monkeypatch.setattr(machine, "proc_field", lambda _, name: memory[name])
     model, mesh = config_of().model, mesh_of(config_of())
     stage = Stage(batch_size=1 << 20, max_length=32)
     with pytest.raises(UserError, match=r"a batch of 1,048,576 × 32 does not fit"):

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from helpers import refused
@@ -91,14 +92,25 @@ def test_links_and_pipes_of_strangers_are_not_followed(tmp_path):
     assert kept.read_text() == "the only copy"
     model = tmp_path / "model"
     model.mkdir()
-    os.mkfifo(model / ".lock")
-    os.mkfifo(model / "config.json")
+    for name in (".lock", "config.json"):
+        os.mkfifo(model / name)
+        os.open(model / name, os.O_RDWR | os.O_NONBLOCK)  # or a reader would wait for a writer
     (model / "tokenizer.json").symlink_to("/dev/zero")
     locks.check_unlocked(model)
     with refused("config.json cannot be read (it is no regular file)"):
         json_files.read_json(model / "config.json", "fetch it")
     with refused("model: it has no sentencepiece .model, tokenizer.json"):
         tokenizer_loading.load(model)
+
+
+def test_a_folder_whose_files_are_still_open_is_replaced(tmp_path, monkeypatch):
+    """NFS keeps a file that is open under another name, and its folder is not empty then."""
+    for each in ("new", "path"):
+        (tmp_path / each).mkdir()
+    monkeypatch.setattr(os, "rmdir", Mock(side_effect=OSError(39, "Directory not empty")))
+    replacement.replace(tmp_path / "new", tmp_path / "path")
+    monkeypatch.undo()
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("name", ["results.json", "baselines.json", "metrics.jsonl"])
@@ -121,6 +133,7 @@ def test_the_name_of_a_file_on_the_web_has_no_query():
     url = "https://host/a/texts.jsonl.gz?download=true#part"
     assert paths.file_name(url) == "texts.jsonl.gz"
     assert paths.file_name("a?b#c.txt") == "a?b#c.txt"
+    assert files.file_type("s3://b/shard#3.jsonl.gz") == ".jsonl"
     assert (files.file_type(url), files.suffix(url)) == (".jsonl", ".gz")
     assert records.reader("https://host/a.parquet?x=1.txt") is records.parquet_rows
 

@@ -12,7 +12,7 @@ from helpers import refused, write_file
 
 from bert_jax.config import DataConfig
 from bert_jax.errors import UserError
-from bert_jax.text import files, mixture, prepare, sources
+from bert_jax.text import files, mixture, prepare, records, sources
 from bert_jax.text.sentences import MAX_SENTENCE_CHARACTERS
 from bert_jax.text.sources import open_source
 
@@ -41,13 +41,24 @@ def test_byte_order_marks_of_joined_files_are_removed(tmp_path):
 
 
 def test_sequences_of_fasta_are_documents(tmp_path):
-    path = write_file(tmp_path / "a.faa", "\n>first one\nMKV\nLAA\n\n>empty\n>second\nGG*\n")
+    text = ";a remark\n>first >one\r\nMKV\r\nL AA\n\n>empty\n>second\n;here\nGG*\n"
+    path = write_file(tmp_path / "a.faa", text)
     assert read(path) == read(path, sentences="documents") == [["MKVLAA"], ["GG*"]]
     assert open_source(str(path), DataConfig()).form == "one document a sequence"
+    plain = write_file(tmp_path / "a.txt", text)
+    assert open_source(str(plain), DataConfig(sentences="lines")).identity() != (
+        open_source(str(path), DataConfig(sentences="lines")).identity()
+    )
     with refused("b.fasta:1 is of no sequence; begin each with a line '>'"):
         read(write_file(tmp_path / "b.fasta", "MKV\n>first\n"))
     with refused("a.faa:2 has no column 'seq'; set data.text_field to one of text"):
         read(path, text_field="seq")
+
+
+def test_a_chromosome_is_read_in_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "MAX_DOCUMENT_CHARACTERS", 5)
+    path = write_file(tmp_path / "a.fa", ">long\n" + "ACG\n" * 5 + ">short\nT\n")
+    assert read(path) == [["ACGACG"], ["ACGACG"], ["ACG"], ["T"]]
 
 
 def test_lines_of_a_record_are_sentences_where_that_is_asked_for(tmp_path):

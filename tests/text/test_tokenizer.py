@@ -443,6 +443,8 @@ def test_an_unknown_symbol_leaves_the_word_beside_it():
     assert tokenizer.encode(["great phone☃"])[0] == [*great, *phone, *snowman]
     unknown = tokenizer.unk_id
     assert tokenizer.encode(["great phone🎉❤️"])[0] == [*great, *phone, unknown, unknown]
+    for symbol in ("👍🏽", "👨‍👩‍👧", "🇫🇷", "☃️"):
+        assert tokenizer.encode([f"great{symbol}phone"])[0] == [*great, unknown, *phone]
 
 
 def test_the_last_character_has_its_mark_where_accents_are_stripped():
@@ -538,6 +540,9 @@ def test_a_mask_among_letters_is_one_letter():
                 assert tokenizer.decode_with_masks(found) == masked
     assert tokenizer.encode_with_masks("[MASK][MASK]")[1:] == [tokenizer.mask_id] * 2
     assert tokenizer.decode_with_masks([tokenizer.mask_id]) == "[MASK]"
+    config = TokenizerConfig(kind="sentencepiece", model_type="char")
+    pairs = tokenizer_training.train(["((..))", ".(.)."] * 9, config, 50)  # no letter nor digit
+    assert pairs.decode_with_masks(pairs.encode_with_masks("((.[MASK].))")) == "((.[MASK].))"
 
 
 def test_masks_beside_each_other_and_spaces():
