@@ -8,7 +8,7 @@ document and starts with a token for a space.
 
 Examples of a batch are full blocks (`pairs="none"`): 254 consecutive tokens of the text, between
 [CLS] and [SEP]. So a long sequence continues in another block, and a block can hold several short
-ones with [SEP] between them. Attention is not limited to one sequence.
+ones with [SEP] between them. Sequences of one block attend to each other.
 
 The encoder is a ModernBERT of 3 M parameters. Compare the held-out MLM loss with its baseline, the
 entropy of the letters.

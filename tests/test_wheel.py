@@ -94,7 +94,7 @@ def test_every_command_works_in_an_empty_folder(wheel, tmp_path, tiny_text):
         ["finetune", recipe, "--init=run", "--workdir=task", "--num_processes=1", *task],
         ["fill-mask", "run", "The [MASK] bank."],
         ["predict", "task", "train.tsv"],
-        ["embed", "run", "train.tsv", "--output=vectors.npz"],
+        ["embed", "run", "train.tsv", "--column=sentence", "--output=vectors.npz"],
         ["export", "run", "exported"],
         ["import", "exported", "imported"],
     ]

@@ -173,7 +173,7 @@ def test_killed_stopped_and_resumed_elsewhere(store, folder, tmp_path):
     codes, lines = end(stopped)
     assert codes == [75, 75], lines
     assert lines[0] == lines[1]
-    assert lines[0][0].startswith("train.py: SIGTERM or SIGINT on one of the hosts after step ")
+    assert lines[0][0].startswith("train.py: a signal to one of the hosts after step ")
     saved = max(int(path.name) for path in (tmp_path / "run/checkpoints").iterdir())
     assert 4 <= step <= saved < STEPS
 
