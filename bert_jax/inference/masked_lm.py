@@ -3,13 +3,14 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.inference.loading import LoadedModel
-from bert_jax.inference.runner import apply
+from bert_jax.inference.runner import Arrays, apply
 from bert_jax.inference.tokenization import sequences_of
 from bert_jax.models.heads import TaskModel
 from bert_jax.retrieval.search import check_count
@@ -63,7 +64,11 @@ def fill_masks(model: LoadedModel, token_ids: Sequence[int], top_k: int) -> list
     padding = -len(positions) % _POSITIONS_MULTIPLE
     padded = np.pad(np.array(positions, np.int32), (0, padding))[None]
     module = model.model
-    step = model.runner.compile("masked LM", lambda *batch: apply(module, *batch).mlm_logits)
+
+    def logits_of(params: Any, batch: Arrays) -> jax.Array:
+        return apply(module, params, batch).mlm_logits
+
+    step = model.runner.compile("masked LM", logits_of)
     batch = {**sequences_of(model, [sequence]).all(), "positions": padded}
     logits = model.runner.call(step, batch)[0, : len(positions)]
     guesses = []

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,8 +47,8 @@ def make_plans(
         resolved = topology.resolve(config)
         stages = _distinct_stages(resolved)
         setup = checked_setup(resolved, stages, topology.devices)
-        steps += [(resolved, stage, topology, setup) for stage in stages]
-    return [_plan(*step, compiles=compiles) for step in steps]
+        steps += [partial(_plan, resolved, stage, topology, setup) for stage in stages]
+    return [plan(compiles=compiles) for plan in steps]
 
 
 def _distinct_stages(config: TrainConfig) -> list[Stage]:

@@ -19,8 +19,7 @@ from bert_jax.errors import refuse
 from bert_jax.objectives import make_objective
 from bert_jax.objectives.masking import Masking
 from bert_jax.text.mixture import resolve_vocab_size
-from bert_jax.training.optimizer import make_optimizer
-from bert_jax.training.setup import Setup, make_setup
+from bert_jax.training.setup import Setup, set_up
 from bert_jax.training.step import make_train_step
 
 _SPECIAL_IDS = (0, 1, 2, 3)  # [PAD], [CLS], [SEP] and [MASK]
@@ -43,8 +42,7 @@ def checked_setup(config: TrainConfig, stages: Sequence[Stage], devices: Sequenc
     """Return what a resolved config trains, or refuse stages that do not divide over devices."""
     mesh, objective = mesh_lib.make_mesh(config.parallel, devices), make_objective(config)
     objective.check_mesh(mesh, stages)
-    optimizer = make_optimizer(config.optimizer, make_schedule(config).rate)
-    return make_setup(objective.model, optimizer, config.seed, mesh, config.parallel)
+    return set_up(objective.model, config, make_schedule(config).rate, mesh)
 
 
 def train_step(setup: Setup, config: TrainConfig, stage: Stage) -> Any:

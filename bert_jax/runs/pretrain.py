@@ -36,8 +36,8 @@ from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint, loop
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.metrics import Writer, remove_metrics
-from bert_jax.training.optimizer import learning_rate, make_optimizer
-from bert_jax.training.setup import make_setup
+from bert_jax.training.optimizer import learning_rate
+from bert_jax.training.setup import set_up
 from bert_jax.training.step import TrainState, make_eval_step, make_train_step
 
 
@@ -146,8 +146,7 @@ def start(
     objective.check_mesh(mesh, schedule.stages)
     for stage in schedule.main_stages:
         devices.check_fits(config.model, stage, config.optimizer, mesh)
-    trained = make_optimizer(config.optimizer, schedule.rate), config.seed, mesh, config.parallel
-    setup = None if is_open else make_setup(objective.model, *trained)
+    setup = None if is_open else set_up(objective.model, config, schedule.rate, mesh)
     state = None
     if setup and hosts.count() == 1 and origin.kind == "new":
         state = daemon_thread.start(setup.new_state)  # compiled while the text is prepared
@@ -157,8 +156,7 @@ def start(
         config = _with_vocab_size(config, corpus.tokenizer.vocab_size)
         objective = make_objective(config)
         objective.check_mesh(mesh, schedule.stages)
-    origin = origin.with_text(corpus.text_identity)
-    setup = setup or make_setup(objective.model, *trained)
+    setup = setup or set_up(objective.model, config, schedule.rate, mesh)
     objective.check_text(corpus)
     workdirs.check_text(found, corpus.fingerprint)
     workdirs.check_shared(folder)
@@ -166,7 +164,7 @@ def start(
         config=config,
         schedule=schedule,
         workdir=found,
-        origin=origin,
+        origin=origin.with_text(corpus.text_identity),
         init_name=str(init),
         recipe=recipe,
         corpus=corpus,

@@ -173,12 +173,14 @@ def fasta_sequences(path: Path | str, start: int = 0, end: int | None = None) ->
             if parts:
                 yield Record(where, {"text": "".join(parts)}, after)
             where, parts, size = f"{path}:{line_name(number, start)}", [], 0
-        elif line and not where and not line.startswith(";"):
+        elif not line or line.startswith(";"):  # a remark
+            continue
+        elif not where:
             raise UserError(
                 f"{path}:{line_name(number, start)} is of no sequence; begin each with a line "
                 f"{FASTA_MARK!r} and its name, or rename a file of other text to .txt"
             )
-        elif not line.startswith(";"):  # a remark
+        else:
             parts.append("".join(line.split()))
             size += len(line)
         if size > MAX_DOCUMENT_CHARACTERS:

@@ -213,7 +213,7 @@ class SentencePieceTokenizer(Tokenizer):
         # A mask is one letter, whichever, beside spaces that have tokens of their own.
         letter = letters[0]
         parts = text.replace(self.id_to_token(self.mask_id), "[MASK]").split("[MASK]")
-        before = itertools.accumulate(parts[:-1], lambda *two: letter.join(two))
+        before = itertools.accumulate(parts[:-1], lambda text, part: f"{text}{letter}{part}")
         ids = [*map(int, self.encode([letter.join(parts)])[0])]
         for masked in self.encode([f"{part}{letter}" for part in before]):
             ids[len(masked) - 1] = self.mask_id

@@ -8,8 +8,10 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from bert_jax.config import ParallelConfig
+from bert_jax.config import ParallelConfig, TrainConfig
+from bert_jax.config.schedule import RateSchedule
 from bert_jax.distributed.mesh import Layout, init_sharded, make_layout
+from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.step import PRNG, TrainState, init_state
 
 
@@ -27,6 +29,12 @@ class Setup:
         """Return a randomly initialized state, on the devices."""
         make = partial(_new_state, self.model, self.optimizer, self.seed)
         return init_sharded(make, self.layout.state, jax.random.key(self.seed, impl=PRNG))
+
+
+def set_up(model: Any, config: TrainConfig, rate: RateSchedule, mesh: Mesh) -> Setup:
+    """Return a model, its optimizer and their layout for a resolved pretraining config."""
+    optimizer = make_optimizer(config.optimizer, rate)
+    return make_setup(model, optimizer, config.seed, mesh, config.parallel)
 
 
 def make_setup(

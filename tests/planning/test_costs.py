@@ -23,8 +23,7 @@ from bert_jax.objectives import make_objective
 from bert_jax.objectives.sentence_pairs import BertForPreTraining
 from bert_jax.planning import costs, synthetic
 from bert_jax.storage import machine
-from bert_jax.training.optimizer import make_optimizer
-from bert_jax.training.setup import make_setup
+from bert_jax.training.setup import set_up
 
 pytestmark = pytest.mark.devices(8)
 
@@ -48,9 +47,8 @@ def mesh_of(config: TrainConfig):
 
 
 def setup_of(config: TrainConfig):
-    optimizer = make_optimizer(config.optimizer, make_schedule(config).rate)
-    model, mesh = make_objective(config).model, mesh_of(config)
-    return make_setup(model, optimizer, config.seed, mesh, config.parallel)
+    model, rate = make_objective(config).model, make_schedule(config).rate
+    return set_up(model, config, rate, mesh_of(config))
 
 
 def sent_bytes(config: TrainConfig, parallel: ParallelConfig):

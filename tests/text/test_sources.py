@@ -41,7 +41,7 @@ def test_byte_order_marks_of_joined_files_are_removed(tmp_path):
 
 
 def test_sequences_of_fasta_are_documents(tmp_path):
-    text = ";a remark\n>first >one\r\nMKV\r\nL AA\n\n>empty\n>second\n;here\nGG*\n"
+    text = "\n;a remark\n>first >one\r\nMKV\r\nL AA\n\n>empty\n>second\n;here\nGG*\n"
     path = write_file(tmp_path / "a.faa", text)
     assert read(path) == read(path, sentences="documents") == [["MKVLAA"], ["GG*"]]
     assert open_source(str(path), DataConfig()).form == "one document a sequence"
@@ -49,6 +49,7 @@ def test_sequences_of_fasta_are_documents(tmp_path):
     assert open_source(str(plain), DataConfig(sentences="lines")).identity() != (
         open_source(str(path), DataConfig(sentences="lines")).identity()
     )
+    assert [record.fields["text"] for record in records.fasta_sequences(path)] == ["MKVLAA", "GG*"]
     with refused("b.fasta:1 is of no sequence; begin each with a line '>'"):
         read(write_file(tmp_path / "b.fasta", "MKV\n>first\n"))
     with refused("a.faa:2 has no column 'seq'; set data.text_field to one of text"):
