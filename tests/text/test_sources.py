@@ -52,7 +52,7 @@ def test_sequences_of_fasta_are_documents(tmp_path):
     assert [record.fields["text"] for record in records.fasta_sequences(path)] == ["MKVLAA", "GG*"]
     with refused("b.fasta:1 is of no sequence; begin each with a line '>'"):
         read(write_file(tmp_path / "b.fasta", "MKV\n>first\n"))
-    with refused("a.faa:2 has no column 'seq'; set data.text_field to one of text"):
+    with refused("a.faa:3 has no column 'seq'; set data.text_field to one of text"):
         read(path, text_field="seq")
 
 
