@@ -99,14 +99,14 @@ class FileSource(Source):
         self._text_field = data.text_field
         self._split = data.sentences == "split"
         self._is_document = data.sentences == "documents"  # each line
-        self._lines_of_records = data.sentences == "lines"
+        self._by_line = data.sentences == "lines"
         if data.sentences == "auto":
             self._split = sentences.is_prose(self._first_lines())
         readers = set(map(records.reader, self.paths))
         self._has_sequences = records.fasta_sequences in readers
         if readers == {records.fasta_sequences}:
             self.form = "one document a sequence"
-        elif self._lines_of_records or (not self._split and None in readers):
+        elif self._by_line or (not self._split and None in readers):
             self.form = f"one {'document' if self._is_document else 'sentence'} a line"
 
     @property
@@ -124,7 +124,7 @@ class FileSource(Source):
         """Return a digest of each file of a text of one chunk, or of each chunk of a larger one."""
         settings: dict[str, Any] = {"text_field": self._text_field, "split": self._split}
         settings |= {"lines": "documents"} if self._is_document else {}
-        if self._lines_of_records and any(map(records.reader, self.paths)):
+        if self._by_line and any(map(records.reader, self.paths)):
             settings["lines"] = "of records"
         settings |= {"fasta": "sequences"} if self._has_sequences else {}
         if self._num_chunks == 1:
@@ -159,7 +159,7 @@ class FileSource(Source):
                     rows = reader(path, self._text_field)
                 else:
                     rows = reader(path) if records.is_undivided(path) else reader(path, start, end)
-                field, by_line = self._text_field, self._lines_of_records
+                field, by_line = self._text_field, self._by_line
                 read = ((_record_sentences(r, field, by_line=by_line), r.position) for r in rows)
             else:
                 read = self._plain(path, start, end)

@@ -207,11 +207,11 @@ class SentencePieceTokenizer(Tokenizer):
 
     def encode_with_masks(self, text: str) -> list[int]:
         others = {"▁", self.id_to_token(self.unk_id)}
-        letters = [each for each in self._tokens if len(each) == 1 and each not in others]
-        if not self.has_letters_alone or not letters:
+        letters = (each for each in self._tokens if len(each) == 1 and each not in others)
+        letter = next(letters, "") if self.has_letters_alone else ""
+        if not letter:
             return super().encode_with_masks(text)
         # A mask is one letter, whichever, beside spaces that have tokens of their own.
-        letter = letters[0]
         parts = text.replace(self.id_to_token(self.mask_id), "[MASK]").split("[MASK]")
         before = itertools.accumulate(parts[:-1], lambda text, part: f"{text}{letter}{part}")
         ids = [*map(int, self.encode([letter.join(parts)])[0])]
