@@ -66,6 +66,7 @@ def damage_file(path: Path, way: str, draw: random.Random) -> None:
 def _pretrained(samples: Path, folder: Path) -> Any:
     config = pretraining_config(samples / "text.txt")
     result = bert_jax.pretrain(config, folder, quiet=True)
+    assert result.bert
     return scores(result.scores), result.baselines, digest(result.bert.params)
 
 

@@ -83,7 +83,7 @@ def _is_train(row: dict[str, Any]) -> bool:
 
 def main() -> None:
     """Measure, and write a line at a time."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="for the models and the texts")
     parser.add_argument("figures", type=Path, help="the file to write")
     parser.add_argument("size", nargs="?", choices=("tiny",), help="of the models; else MiniLM's")

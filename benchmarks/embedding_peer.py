@@ -23,8 +23,8 @@ from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
-    losses,
 )
+from sentence_transformers.sentence_transformer import losses
 from transformers import TrainerCallback
 
 from bert_jax.config import EmbeddingConfig
@@ -68,7 +68,7 @@ def score(model: SentenceTransformer, pairs: list[tuple[str, str]]) -> dict[str,
 
 def main() -> None:
     """Train once."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     for name in ("model", "train", "dev", "output"):
         add(f"--{name}", type=Path, required=True)

@@ -112,7 +112,7 @@ def onnx_encoder(folder: Path, name: str) -> Callable[[list[str]], np.ndarray]:
                 "attention_mask": mask,
                 "token_type_ids": np.zeros_like(mask),
             }
-            hidden = session.run(None, {name: arrays[name] for name in names})[0]
+            hidden: Any = session.run(None, {name: arrays[name] for name in names})[0]
             mean = (hidden * mask[:, :, None]).sum(1) / mask.sum(1, keepdims=True)
             vectors |= dict(zip(indices, mean, strict=True))
         return np.stack([vectors[index] for index in range(len(texts))])
@@ -120,7 +120,7 @@ def onnx_encoder(folder: Path, name: str) -> Callable[[list[str]], np.ndarray]:
     return encode
 
 
-def make(folder: Path, task: str, peer: str, dtype: str) -> Callable[[list[str]], np.ndarray]:
+def make(folder: Path, task: str, peer: str, dtype: Any) -> Callable[[list[str]], np.ndarray]:
     """Return what turns texts into vectors, or into probabilities."""
     if peer == BERT_JAX:
         import bert_jax
@@ -179,8 +179,12 @@ class Worker:
     def __init__(self, folder: Path, task: str, peer: str, dtype: str):
         self.task, self.peer = task, peer
         command = [sys.executable, __file__, "--worker", str(folder), task, peer, dtype]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self._process = subprocess.Popen(command, **pipes)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdin
+        assert self._process.stdout
+        self._requests, self._answers = self._process.stdin, self._process.stdout
 
     def turn(self, count: int, length: int) -> tuple[float, np.ndarray]:
         """Return the seconds that the texts of a length took, and the first vector.
@@ -189,9 +193,9 @@ class Worker:
           PeerError: the process has ended, or its function has raised an error.
         """
         try:
-            self._process.stdin.write(f"{count} {length}\n")
-            self._process.stdin.flush()
-            found = json.loads(self._process.stdout.readline())
+            self._requests.write(f"{count} {length}\n")
+            self._requests.flush()
+            found = json.loads(self._answers.readline())
         except (OSError, ValueError):
             raise PeerError("its process has ended") from None
         if isinstance(found, str):
@@ -200,7 +204,7 @@ class Worker:
 
     def end(self) -> None:
         """End the process."""
-        self._process.stdin.close()
+        self._requests.close()
         self._process.wait()
 
 

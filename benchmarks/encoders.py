@@ -174,7 +174,7 @@ def _mean(values: list[float]) -> str:
 
 def main() -> None:
     """Run what is asked for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     for name in ("text", "held_out", "reviews", "entities"):
         parser.add_argument(name, type=Path)

@@ -95,6 +95,7 @@ def fuzz(args: argparse.Namespace) -> str:
                 target=fuzzing.work, args=(number, paths, faults, counts[number], clock, seed)
             )
             child.start()
+            assert child.pid
             is_late = False
             while child.is_alive():
                 child.join(0.5)

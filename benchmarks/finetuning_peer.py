@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -137,7 +138,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     batches, held_out = (Batches(p, tokenizer, device) for p in (arguments.train, arguments.dev))
     labels = max(batches.labels) + 1
-    model = BertForSequenceClassification.from_pretrained(
+    model: Any = BertForSequenceClassification.from_pretrained(
         arguments.model, num_labels=labels, dtype=torch.float32
     )
     torch.nn.init.normal_(model.classifier.weight, std=0.02)

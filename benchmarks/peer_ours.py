@@ -57,7 +57,7 @@ def main() -> None:
         nonlocal state
         losses = []
         for _ in range(steps):
-            state, sums = step(state, shard_batch(mesh, batch))
+            state, sums = step(state, shard_batch(run.layout.mesh, batch))
             losses.append(sums["mlm_loss"])
         jax.block_until_ready(state)
         return float(np.mean([each.total / each.weight for each in losses]))

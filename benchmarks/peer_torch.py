@@ -56,7 +56,7 @@ def make_modernbert(spec: Spec, batch: Batch) -> tuple[torch.nn.Module, Callable
 def make_bert(spec: Spec, batch: Batch) -> tuple[torch.nn.Module, Callable[[], torch.Tensor]]:
     """Returns the model, and a function that gives the loss of the batch."""
     if spec.sdpa:  # under torch.compile a mask is made of no padding too, which kernels refuse
-        modeling_bert.create_bidirectional_mask = lambda **_: None
+        setattr(modeling_bert, "create_bidirectional_mask", lambda **_: None)  # noqa: B010
     config = transformers.BertConfig(**{name: spec.model[name] for name in (*_SIZES, *_OF_BERT)})
     model = transformers.BertForPreTraining(config)
     inputs = {k: batch[k] for k in ("input_ids", "token_type_ids")}

@@ -39,10 +39,11 @@ def peers(halves: np.ndarray) -> dict[str, Callable[[np.ndarray], object]]:
         scores = queries @ halves.astype(np.float32).T
         return np.argpartition(-scores, TOP_K, 1)[:, :TOP_K]
 
+    found: dict[str, Callable[[np.ndarray], object]]
     found = {"float32": lambda queries: top_k(vectors, queries, TOP_K)}
     found["float16, by NumPy's conversion"] = plain
     if importlib.util.find_spec("faiss"):
-        import faiss
+        import faiss  # pyright: ignore[reportMissingImports]
 
         faiss.omp_set_num_threads(int(os.environ.get("OPENBLAS_NUM_THREADS", "0")) or 1)
         flat = faiss.IndexFlatIP(halves.shape[1])

@@ -10,6 +10,7 @@ a layer of ModernBERT-base and 16,384 tokens in bfloat16. The forms take turns.
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -62,11 +63,19 @@ def compile_step(form: str, length: int):
 
     def loss(params):
         inputs = ids, jnp.zeros_like(ids), jnp.ones_like(ids), positions
-        logits = model.apply({"params": params}, *inputs).mlm_logits
+        output: Any = model.apply({"params": params}, *inputs)
+        logits = output.mlm_logits
         return (jax.nn.logsumexp(logits, -1) - logits[..., 0]).mean()
 
     attention.local_attention = FORMS[form]
     return jax.jit(jax.value_and_grad(loss)).lower(params).compile(), params
+
+
+def _temporaries(compiled: jax.stages.Compiled) -> float:
+    """Returns the MB of a program's temporary arrays."""
+    stats = compiled.memory_analysis()
+    assert stats
+    return stats.temp_size_in_bytes / 1e6
 
 
 def on_this_cpu() -> None:
@@ -82,7 +91,7 @@ def on_this_cpu() -> None:
                 jax.block_until_ready(step(params))
                 times[form].append(time.perf_counter() - start)
         faster = record.ratio(times["masked"][1:], times["blocks"][1:])
-        sizes = [step.memory_analysis().temp_size_in_bytes / 1e6 for step, _ in steps.values()]
+        sizes = [_temporaries(step) for step, _ in steps.values()]
         memory = f"{sizes[0]:.0f} of {sizes[1]:.0f}"
         print(f"| {length} | {np.median(times['masked']) * 1e3:.0f} | {faster} | {memory} |")
 
@@ -109,7 +118,7 @@ def on_a_tpu(name: str) -> None:
                 try:
                     with jax.set_mesh(mesh):
                         compiled = jax.jit(pull).lower(ids, x, x, x, x).compile()
-                    memory = f"{compiled.memory_analysis().temp_size_in_bytes / 1e6:,.0f}"
+                    memory = f"{_temporaries(compiled):,.0f}"
                 except jax.errors.JaxRuntimeError as error:
                     memory = "does not fit" if "RESOURCE_EXHAUSTED" in str(error) else str(error)
                 print(f"| {length} | {'local' if window else 'global'} | {form} | {memory} |")
