@@ -19,7 +19,7 @@ from bert_jax.errors import UserError, refuse
 from bert_jax.runs import forks, vocabulary, weights
 from bert_jax.runs import workdir as workdirs
 from bert_jax.runs.workdir import Workdir
-from bert_jax.storage import remote
+from bert_jax.storage import paths, remote
 from bert_jax.storage.paths import AnyPath
 from bert_jax.text import mixture, prepare, tokenizer_loading
 from bert_jax.text.store import is_store
@@ -38,7 +38,8 @@ class Origin:
       kind: "new"; "initialized" with the weights of a model; "forked" from the state of another
         run; or "resumed" from the latest checkpoint of its own workdir.
       config: the settings of the run, resolved and valid.
-      bert: the model of --init, also where a run resumes that began with it.
+      bert: the model of --init, also where a run resumes that began with it; if its folder is
+        gone by then, that of the latest checkpoint.
       fork: the checkpoint of the other run.
       before: the settings that the state of a fork or of a resumed run was trained with.
       tokenizer: that of the run; None if its text has one, or one is to be trained on it.
@@ -78,7 +79,7 @@ def find(
     settings.check(config)
     if init is not None and fork is not None:
         raise UserError("--init and --fork are both set; --fork has the weights too: leave one")
-    bert = None if init is None else load(init)
+    bert = None if init is None else _initial_model(init, workdir)
     if not workdir.config:
         kept_by = next((flag for flag, by in {"--init": init, "--fork": fork}.items() if by), "")
         vocabulary.check(config, kept_by, fields or ())
@@ -97,9 +98,10 @@ def find(
         source=bert and bert.config,
         init=None if init is None else str(init),
     )
-    if bert:
+    if bert and not workdir.last_step:
         content = {"the content of --init": checkpoint.checksum(bert.params)}
         hosts.check_same(content, "copy it once more")
+    if bert:
         # To the host's memory: a second copy of them would stay on a device to the end of the run.
         bert = dataclasses.replace(bert, params=jax.device_get(bert.params))
     tokenizer = bert.tokenizer if bert else None
@@ -125,6 +127,17 @@ def find(
         tokenizer=tokenizer,
         read_before=workdirs.read_before(workdir.results, workdir.path),
     )
+
+
+def _initial_model(init: str | Path, workdir: Workdir) -> Bert:
+    """Return the model of --init, or what a run has made of it where the folder is gone.
+
+    A machine that resumes a run, such as one in place of another, may not have the folder.
+    """
+    is_gone = not paths.is_on_hub(init) and not paths.exists(paths.as_path(init))
+    if is_gone and workdir.results.get("init") and workdir.last_step:
+        return load(workdir.checkpoints / str(workdir.last_step))
+    return load(init)
 
 
 def _tokenizer_of_resumed(config: TrainConfig, workdir: Workdir) -> Tokenizer | None:

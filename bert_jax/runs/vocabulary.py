@@ -31,13 +31,13 @@ def chosen_tokenizer(config: TrainConfig, bert: Bert, resumed: Path | None) -> T
     `resumed` is the workdir of a run that resumes; the tokenizer is there already.
     """
     settings = config.tokenizer
+    if resumed and (settings.path or settings.add):
+        return tokenizer_loading.load(resumed / "tokenizer")
     tokenizer = bert.tokenizer
     if settings.path:
         tokenizer = tokenizer_loading.load(settings.path, lowercase=settings.lowercase)
     if not settings.add:
         return tokenizer
-    if resumed:
-        return tokenizer_loading.load(resumed / "tokenizer")
     larger = hosts.run_on_all_hosts(
         lambda: extended(tokenizer, mixture.sample_sentences(config), settings.add)
     )

@@ -128,3 +128,11 @@ def test_a_run_with_a_tokenizer_of_its_own(tiny_bert, tiny_config, tmp_path):
     text = "The river bank reads a token."
     assert result.bert.tokenizer.encode([text]) != bert.tokenizer.encode([text])
     np.testing.assert_allclose(result.bert.encode([text]), bert.encode([text]), atol=1e-5)
+
+    for folder in ("init", "mine"):  # as on a machine that takes the place of another
+        (tmp_path / folder).rename(tmp_path / f"{folder} is gone")
+    longer = dataclasses.replace(config, steps=config.steps + 2)
+    again = bert_jax.pretrain(longer, tmp_path / "run", init=tmp_path / "init", quiet=True)
+    assert again.bert.tokenizer.fingerprint == result.bert.tokenizer.fingerprint
+    with refused("init does not exist"):
+        bert_jax.pretrain(config, tmp_path / "new", init=tmp_path / "init")
