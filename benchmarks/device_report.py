@@ -182,7 +182,11 @@ def _kernels(found: Found) -> list[str]:
             what = f"{row['parameters']:,} parameters, {row['batch_size']} × {row['max_length']}"
             what = f"{what}, {model['attention']} attention"
             kinds = (
-                (kind, f"{each['share']:.1%}", f"{each['bytes'] / 1e6:,.0f}")
+                (
+                    kind,
+                    f"{each['share']:.1%}",
+                    f"{each['bytes'] / 1e6:,.0f}" if each["bytes"] else "",
+                )
                 for kind, each in (row["kinds"] or {}).items()
             )
             kernels = [(f"`{name[:80]}`", f"{share:.1%}") for name, share in row["kernels"]]
@@ -191,13 +195,13 @@ def _kernels(found: Found) -> list[str]:
 
 
 def _settings(found: Found, parts: Sequence[str]) -> list[str]:
-    before, rows = _first(found, "settings-none"), []
+    before, rows = _first(found, "profile"), []
     for name in parts:
         row = _first(found, name) if name.startswith("settings-") else None
         if row and before:
             ratio = f"{speed(row) / speed(before):.3f}"
             rows.append((name.removeprefix("settings-"), f"{speed(row):,.1f}", ratio))
-    return table(("setting", "sequences/s", "beside none"), rows)
+    return table(("setting", "sequences/s", "times as fast as without"), rows)
 
 
 def _first(found: Found, name: str) -> dict[str, Any] | None:

@@ -15,12 +15,13 @@ that are named.
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ BERT_JAX = "bert-jax"
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
+@cache  # 100,000 take seconds
 def texts(count: int, length: int) -> list[str]:
     """Return texts of `length` tokens, [CLS] and [SEP] among them."""
     random = np.random.default_rng(length)
@@ -179,8 +181,9 @@ class Worker:
     def __init__(self, folder: Path, task: str, peer: str, dtype: str):
         self.task, self.peer = task, peer
         command = [sys.executable, __file__, "--worker", str(folder), task, peer, dtype]
+        env = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}  # workers share a GPU
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
         )
         assert self._process.stdin
         assert self._process.stdout

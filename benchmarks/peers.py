@@ -200,6 +200,14 @@ def main() -> None:
                 raise
             print(error, file=sys.stderr, flush=True)
             failed[group[0][0]] = str(error)
+        if ARGS.output:  # after each peer, so that those of a process that is ended are kept
+            each = [
+                {"peer": p.name, "dtype": p.dtype, **p.first, "seconds_of_a_step": list(times)}
+                for p, times in pairs
+            ]
+            figures = {"command": sys.argv, "config": json.loads(spec.config), "peers": each}
+            figures["failed"] = failed
+            Path(ARGS.output).write_text(json.dumps(figures, indent=1) + "\n")
     own = {peer.dtype: times for peer, times in pairs if peer.name == BERT_JAX}
     print(f"{phase.batch_size} x {phase.max_length}, {ARGS.rounds} rounds of {ARGS.seconds:g} s")
     head = ["peer", "dtype", "sequences/s", *(f"bert-jax in {dtype} is faster by" for dtype in own)]
@@ -208,14 +216,6 @@ def main() -> None:
         rate = phase.batch_size / statistics.median(times)
         ratios = [record.ratio(times, each) for each in own.values()]
         print(f"| {' | '.join([peer.name, peer.dtype, f'{rate:.2f}', *ratios])} |")
-    if ARGS.output:
-        each = [
-            {"peer": p.name, "dtype": p.dtype, **p.first, "seconds_of_a_step": list(times)}
-            for p, times in pairs
-        ]
-        figures = {"command": sys.argv, "config": json.loads(spec.config), "peers": each}
-        figures["failed"] = failed
-        Path(ARGS.output).write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,8 @@ def _processor() -> str:
 
 
 def _commit() -> str:
+    if not shutil.which("git"):
+        return "unknown"
     git = ["git", "-C", str(Path(__file__).parent)]
     commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     changes = subprocess.run([*git, "status", "--short", "-uno"], capture_output=True, text=True)

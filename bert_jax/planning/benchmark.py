@@ -1,6 +1,7 @@
 """Measurements of `bert-jax benchmark`: time, throughput and memory of a train step here."""
 
 import dataclasses
+import functools
 import math
 import os
 import statistics
@@ -187,10 +188,11 @@ def measure_matmul(model: ModelConfig, stage: Stage, mesh: Mesh) -> tuple[float,
     size, inner = model.hidden_size, model.intermediate_size
     shapes = [[n, n, n] for n in _MATMUL_SIZES[mesh.devices.flat[0].platform]]
     shapes += [[tokens, size, inner], [tokens, inner, size]]
-    return max((_matmul_speed(shape, model.dtype, mesh), shape) for shape in shapes)
+    return max((_matmul_speed(tuple(shape), model.dtype, mesh), shape) for shape in shapes)
 
 
-def _matmul_speed(shape: list[int], dtype: str, mesh: Mesh) -> float:
+@functools.cache  # of several batches, each with operands that take seconds to draw
+def _matmul_speed(shape: tuple[int, ...], dtype: str, mesh: Mesh) -> float:
     """Return the operations per second of a matmul [m, k] × [k, n] on each device at once."""
     m, k, n = shape
     split, replicated = NamedSharding(mesh, P(mesh.axis_names)), NamedSharding(mesh, P())

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-_GIB = 2**30
+_MIB, _GIB = 2.0**20, 2.0**30
 _NODE_SIZE = 8  # GPUs of a DGX or HGX A100, H100 or H200
 
 
@@ -41,41 +41,45 @@ def _tpu(
 
 
 def _gpu(
-    name: str, peak: float, memory: float, rate: float, link: float, network: float, kind: str
+    name: str, peak: float, mib: int, rate: float, link: float, network: float, kind: str
 ) -> Chip:
     """Return a GPU, of whose memory JAX takes 75% (docs.jax.dev, "GPU memory allocation")."""
     source = f"NVIDIA {name} datasheet; DGX {name.split()[0]} datasheet"
     source += f", {8 * network / 1e9:.0f} Gb/s per GPU"
+    memory = mib * _MIB
     return Chip(peak, memory, 0.75 * memory, rate, link, network, source, (kind,))
 
 
-def _card(source: str, peak: float, memory: float, rate: float, kind: str) -> Chip:
+def _card(source: str, peak: float, mib: int, rate: float, kind: str) -> Chip:
     """Return a GPU without NVLink, on PCIe 4.0 x16, over which it reaches other hosts too."""
-    pcie = 64e9 / 2  # in both directions
+    pcie, memory = 64e9 / 2, mib * _MIB  # the datasheet's rate is that of both directions
     return Chip(peak, memory, 0.75 * memory, rate, pcie, pcie, f"NVIDIA {source}", (kind,))
 
 
 # Google's "inter-chip interconnect bandwidth" counts both directions of all links: one link sends
 # at half of it divided by the number of ports. v4's page has only the "all-reduce bandwidth per
 # Pod", to divide by chips and ports. NVLink's figure counts both directions too. A GPU node has a
-# network card for each GPU. The H100 PCIe is another chip, with three quarters of the peak.
+# network card for each GPU. The memory of a GPU is what nvidia-smi shows: a datasheet's GB, or
+# less. The H100 PCIe is another chip, with three quarters of the peak.
 CHIPS = {
     "v4": _tpu("v4", 275e12, 32.0, 30.75, 1200e9, 1.1e15 / 4096 / 6, "TPU v4"),
     "v5e": _tpu("v5e", 197e12, 16.0, 15.75, 819e9, 400e9 / 2 / 4, "TPU v5 lite", "TPU v5e"),
     "v5p": _tpu("v5p", 459e12, 95.0, 95.73, 2765e9, 1200e9 / 2 / 6, "TPU v5", "TPU v5p"),
     "v6e": _tpu("v6e", 918e12, 32.0, 31.24, 1638e9, 800e9 / 2 / 4, "TPU v6 lite", "TPU v6e"),
-    "a100": _gpu("A100 80GB SXM", 312e12, 80e9, 2039e9, 600e9 / 2, 25e9, "NVIDIA A100-SXM4-80GB"),
-    "h100": _gpu("H100 SXM", 989e12, 80e9, 3350e9, 900e9 / 2, 50e9, "NVIDIA H100 80GB HBM3"),
+    "a100": _gpu("A100 80GB SXM", 312e12, 81_920, 2039e9, 600e9 / 2, 25e9, "NVIDIA A100-SXM4-80GB"),
+    "h100": _gpu("H100 SXM", 989e12, 81_559, 3350e9, 900e9 / 2, 50e9, "NVIDIA H100 80GB HBM3"),
     # With float32 accumulation; with float16's the whitepaper has twice the speed.
     "rtx4090": _card(
         "Ada GPU architecture whitepaper, appendix A",
         165.2e12,
-        24e9,
+        24_564,
         1008e9,
         "NVIDIA GeForce RTX 4090",
     ),
-    "l4": _card("L4 datasheet; half of its figure with sparsity", 121e12, 24e9, 300e9, "NVIDIA L4"),
-    "h200": _gpu("H200 SXM", 989e12, 141e9, 4800e9, 900e9 / 2, 50e9, "NVIDIA H200"),
+    "l4": _card(
+        "L4 datasheet; half of its figure with sparsity", 121e12, 23_034, 300e9, "NVIDIA L4"
+    ),
+    "h200": _gpu("H200 SXM", 989e12, 143_771, 4800e9, 900e9 / 2, 50e9, "NVIDIA H200"),
 }
 
 

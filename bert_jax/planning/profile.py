@@ -12,6 +12,7 @@ import jax
 MATMULS, BETWEEN, _UNKNOWN = "matmuls", "between operations", "other kernels"
 # Beginnings of opcodes that decide the kind, in any scope. The first kind that matches wins.
 _OPCODES = {
+    "attention": ("attention",),
     "communication": ("all-gather", "all-reduce", "all-to-all", "collective", "reduce-scatter"),
     MATMULS: ("dot", "convolution"),
 }
@@ -25,6 +26,8 @@ _SCOPES = {
 }
 # Patterns of the names that kernels of cuDNN 9.19 and cuBLAS 13.1 have.
 _LIBRARIES = {"attention": r"cudnn", MATMULS: r"^nvjet|cublas|cutlass|gemm"}
+# The calls of these libraries in a program for a GPU, and the operations that they stand for.
+_CALLS = {'"__cublas$': "dot", '"__cudnn$fmha': "attention"}
 _LOOKUPS = {"gather", "scatter", "dynamic-slice", "dynamic-update-slice", "sort"}
 _COPIES = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "copy", "transpose"}
 _COPIES |= {"reshape", "broadcast", "slice", "concatenate", "pad", "convert", "iota"}
@@ -79,6 +82,7 @@ def operations(program: str) -> dict[str, Operation]:
             current = computations[name] = {}
         elif match := _INSTRUCTION.match(line):
             root, name, shape, opcode, operands, rest = match.groups()
+            opcode = next((kind for call, kind in _CALLS.items() if call in rest), opcode)
             scope = _SCOPE.search(rest)
             current[name] = _Instruction(
                 opcode=opcode,

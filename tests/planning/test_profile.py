@@ -55,6 +55,22 @@ def test_a_lookup_moves_what_it_reads_and_a_loop_only_what_its_body_does():
     assert not any(found[name].size for name in of_loops)
 
 
+_OF_A_GPU = """HloModule step
+ENTRY %main (x: bf16[8,4], y: bf16[4,2]) -> bf16[8,2] {
+  %x = bf16[8,4]{1,0} parameter(0)
+  %y = bf16[4,2]{1,0} parameter(1)
+  %product = bf16[8,2]{1,0} custom-call(%x, %y), custom_call_target="__cublas$lt$matmul"
+  ROOT %fmha = bf16[8,2]{1,0} custom-call(%product), custom_call_target="__cudnn$fmhaSoftmax"
+}
+"""
+
+
+def test_calls_of_a_gpus_libraries_are_what_they_compute():
+    found = operations(_OF_A_GPU)
+    assert found["product"] == Operation(MATMULS, 2 * (8 * 4 + 4 * 2 + 8 * 2))
+    assert found["fmha"] == Operation("attention", 2 * 2 * 8 * 2)
+
+
 @pytest.mark.devices(8)
 def test_collectives_are_communication():
     mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
