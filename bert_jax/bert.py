@@ -219,7 +219,8 @@ class Bert(LoadedModel):
             first, with a warning.
 
         Raises:
-          UserError: the text is empty, or the page would be too large for a browser.
+          UserError: the text is empty; it has a mask, and the model has no masked LM head; or the
+            page would be too large for a browser.
 
         >>> view = getfixture("tiny_bert").attention("The [MASK] bank.")
         >>> view.maps.shape == (2, 2, len(view.tokens), len(view.tokens))

@@ -4,7 +4,7 @@
 
 The text is FASTA (.fasta, .fa, .faa or .fna), or plain with one sequence a line. The tokenizer is a
 SentencePiece of single characters (`model_type="char"`), with case kept. Each sequence is a
-document and starts with a token for a space.
+document and starts with a token for a space, as does each part of 10,000 letters of a longer one.
 
 Examples of a batch are full blocks (`pairs="none"`): 254 consecutive tokens of the text, between
 [CLS] and [SEP]. So a long sequence continues in another block, and a block can hold several short

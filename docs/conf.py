@@ -135,6 +135,7 @@ def command_help() -> str:
             module = main.import_command(name)
             parser = flags.Parser(prog=f"bert-jax {name}", description=module.__doc__)
             module.add_arguments(parser)
+            main.add_output(parser)
             parser.recipe = "", object  # without the fields, which have a page
             text += f"\n### bert-jax {name}\n\n```text\n{parser.format_all_help()}```\n"
     return text

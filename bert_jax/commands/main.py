@@ -50,6 +50,14 @@ def _about(prog: str) -> str:
     return f"{about}\n`{prog} COMMAND --help` explains each."
 
 
+def add_output(parser: Parser) -> None:
+    """Add the flags of every command that say how much is printed."""
+    add = parser.add_mutually_exclusive_group().add_argument
+    add("-q", "--quiet", action="store_true", help="print only results, warnings and errors")
+    more = "also print what took time, libraries' warnings and the origin of errors"
+    add("-v", "--verbose", action="store_true", help=more)
+
+
 def _run(prog: str, words: list[str], name: str) -> None:
     about = "" if words[:1] and words[0] in COMMANDS else _about(prog)
     parser = Parser(prog=prog, usage="%(prog)s COMMAND ...", description=about)
@@ -64,10 +72,7 @@ def _run(prog: str, words: list[str], name: str) -> None:
     module = import_command(command)
     parser = Parser(prog=name, description=module.__doc__)
     module.add_arguments(parser)
-    add = parser.add_mutually_exclusive_group().add_argument
-    add("-q", "--quiet", action="store_true", help="print only results, warnings and errors")
-    more = "also print what took time, libraries' warnings and the origin of errors"
-    add("-v", "--verbose", action="store_true", help=more)
+    add_output(parser)
     end = words.index("--") if parser.others and "--" in words else len(words)
     words, others = words[1:end], words[end + 1 :]
     args, rest = parser.parse_known_args(words, argparse.Namespace(parser=parser))

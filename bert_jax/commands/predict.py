@@ -5,7 +5,8 @@
 Of a FILE as for fine-tuning it writes the predictions: JSON lines; CoNLL columns for words; SQuAD's
 JSON for questions; and prints the scores where all examples have labels. Texts of --text, of plain
 text and of stdin (-) are predicted as they come, and printed. Two texts of a pair, and a question
-and its context, have a tab between, or are given as --text TEXT TEXT.
+and its context, have a tab between, or are given as --text TEXT TEXT. A model from elsewhere takes
+these for two single texts, unless --columns names two.
 """
 
 import argparse

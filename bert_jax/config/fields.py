@@ -153,7 +153,7 @@ class DataConfig:
     )
     eval_source: str = setting("", "held-out text; empty holds out eval_fraction of the documents")
     eval_fraction: float = setting(0.05, "share of documents held out", SHARE)
-    text_field: str = setting("text", "field with the text, of JSON lines, .csv, .tsv and TFDS")
+    text_field: str = setting("text", "field with the text, of JSON lines, tables and TFDS")
     sentences: Literal["auto", "lines", "documents", "split"] = setting(
         "auto",
         "lines: a sentence a line, documents between blank lines; documents: a document a line; "

@@ -19,7 +19,8 @@ from bert_jax.errors import UserError, refuse
 from bert_jax.models.exchange import check_switches
 from bert_jax.storage.json_files import read_json
 from bert_jax.tasks.base import Task
-from bert_jax.tasks.late_interaction import LateInteractionConfig
+from bert_jax.tasks.late_interaction import LateInteractionConfig, check_windows
+from bert_jax.tasks.sequences import longest_sequence
 from bert_jax.text.tokenizer import Tokenizer
 
 _IDENTITY = "torch.nn.modules.linear.Identity"
@@ -44,6 +45,9 @@ def load(path: Path, folders: Mapping[str, Path]) -> tuple[ModelConfig, Converte
     else:
         settings, length = _pylate_settings(path)
     task = LateInteractionConfig(size=len(kernel), **settings)
+    if task.expansion == "unattended":
+        longest = longest_sequence(config, task.query_length)
+        check_windows(config, longest, "take a model with shorter queries")
     unused = [*converted.unused, *sorted(converted.params.keys() - {"bert"})]
     length = min(length, config.max_position_embeddings)
     return config, Converted(params, unused, task, length), tokenizer

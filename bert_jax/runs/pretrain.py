@@ -80,7 +80,8 @@ def pretrain(
         that is there resumes.
       init: a checkpoint whose weights, architecture and tokenizer to continue from. Of
         `config.model`, its dtype, remat, scan_layers and attention still count, dropouts that
-        differ from their defaults, and positions beyond 512 (learned ones are interpolated).
+        differ from their defaults, and positions beyond 512 and those of `init` (learned ones are
+        interpolated).
       fork: a run, "RUN" or "RUN@STEP", whose state to continue from in a new workdir: parameters,
         optimizer, step and random key. Its model, its tokenizer and its optimizer's name stay;
         it may have more positions.

@@ -116,8 +116,8 @@ class Task(abc.ABC):
         cls.check_columns(config.data)
         refuse(
             stride and not cls.has_windows,
-            f"task.stride is for windows of a text, which {config.task.kind} has none of",
-            fix="leave it out",
+            f"task.stride has no effect on {config.task.kind}",
+            fix="set task.doc_stride" if hasattr(config.task, "doc_stride") else "leave it out",
         )
         refuse(
             config.task.window_confidence and not cls.has_deciding_windows,

@@ -113,7 +113,7 @@ def fields(name: str, record: Record, data: DataFiles) -> dict[str, Any]:
     if missing:
         raise UserError(
             f"{record.where} has no column {missing!r}, as {name} has; give that task's file, "
-            "or leave task.glue empty and set data.text and data.label"
+            "or set data.text and data.label to its columns"
         )
     number = next((str(values[column]) for column in _IDS if column in values), None)
     return {

@@ -25,6 +25,7 @@ from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.objective import Metrics, WeightedSum
 
 _BLOCK = 4  # queries whose scores of every passage are in memory at once
+_ATTENDED = "lower task.query_length, or set task.expansion to attended or none"
 _NONE = -1e9  # the score of a passage that has no tokens
 # Roles of tokens; padding has 0.
 # Attended to and scored; attended to only; scored only.
@@ -189,7 +190,7 @@ class LateInteraction(EncodingTask):
         room = most - len(before) - 1
         fill = is_query and config.expansion != "none"
         if fill and config.expansion == "unattended":
-            _check_windows(model, most)
+            check_windows(model, most, _ATTENDED)
         for index, ids in enumerate(tokenizer.encode(texts)):
             features.truncated += len(ids) > room
             sequence = np.array([*before, *ids[:room], tokenizer.sep_id], np.int32)
@@ -226,13 +227,13 @@ class LateInteraction(EncodingTask):
         )
 
 
-def _check_windows(model: ModelConfig, length: int) -> None:
+def check_windows(model: ModelConfig, length: int, fix: str) -> None:
     """Refuse queries whose last [MASK]s are too far from the text for a local layer to see it."""
     nearest = min((each for each in architecture(model).windows(model) if each), default=length)
     refuse(
         length - 3 > nearest,  # of a query of one token, with [CLS] and [SEP]
         f"queries are filled up to {length} tokens, and a local layer sees {nearest} to each side",
-        fix="lower task.query_length, or set task.expansion to attended or none",
+        fix=fix,
     )
 
 

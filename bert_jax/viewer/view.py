@@ -41,7 +41,8 @@ class AttentionView:
         [layers, heads, L, L]; None without relative positions.
       hidden_states: the embeddings and the output of each layer, [layers + 1, L, D] float32.
       guesses: for the index of each [MASK], the most probable tokens as (token, probability) by the
-        masked LM head on the embeddings and on each layer; empty without masks or without the head.
+        masked LM head on the embeddings and on each layer; empty without masks, and of an ELECTRA
+        whose generator has layers of its own.
       prediction: of a fine-tuned model, as in `Bert.predict`; None of a pretrained one.
       is_truncated: whether the text is longer than the model's positions.
 

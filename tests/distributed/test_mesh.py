@@ -87,6 +87,7 @@ def one_device():
 
 # Mesh and pmap, (data, fsdp, tensor), ZeRO stage, microbatches.
 LAYOUTS = {
+    "data": (ParallelConfig(), 8, 1),
     "tensor": (ParallelConfig(data=1, tensor=8), 8, 1),
     "all three": (ParallelConfig(data=2, fsdp=2, tensor=2), 8, 1),
     "ZeRO-1": (ParallelConfig(data=2, fsdp=2, tensor=2, zero=1), 8, 1),

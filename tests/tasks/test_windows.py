@@ -135,7 +135,7 @@ def test_pairs_and_strides_that_have_no_windows(wordpiece):
     with refused("data.max_length 200 exceeds model.max_position_embeddings 32"):
         validate_finetuning(choosing)
     choosing.data.max_length, choosing.task.stride = 32, 8
-    with refused("task.stride is for windows of a text, which multiple_choice has none of"):
+    with refused("task.stride has no effect on multiple_choice; leave it out"):
         validate_finetuning(choosing)
     numbers = FinetuneConfig(model=MODEL, task=TaskConfig("regression", window_confidence=0.9))
     with refused("task.window_confidence is for the windows of a text in classification, not regr"):
