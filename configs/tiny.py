@@ -1,4 +1,4 @@
-"""A tiny BERT on the documentation of Python's library: no download, minutes on two cores.
+"""A tiny BERT on the documentation of Python's library: no download, two to five minutes.
 
     python train.py
 
