@@ -72,8 +72,8 @@ def fetch(name: str, *, weights: bool = True) -> Path:
     if not is_whole:
         raise UserError(
             f"{name} has no model.safetensors, and a pickle, which could run any code, is not "
-            f"read; `hf download {repository} --revision={folder.name} --local-dir=DIR`, and then "
-            "load DIR, which says how to convert it"
+            f"read; `hf download {repository} --revision={folder.name} --local-dir=DIR`, then "
+            "load DIR: the error says how to convert it"
         )
     missing = [file.file_size or 0 for file in found or () if file.will_download]
     if not missing:

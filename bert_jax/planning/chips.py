@@ -59,8 +59,8 @@ def _card(source: str, peak: float, mib: int, rate: float, kind: str) -> Chip:
 # Google's "inter-chip interconnect bandwidth" counts both directions of all links: one link sends
 # at half of it divided by the number of ports. v4's page has only the "all-reduce bandwidth per
 # Pod", to divide by chips and ports. NVLink's figure counts both directions too. A GPU node has a
-# network card for each GPU. The memory of a GPU is what nvidia-smi shows: a datasheet's GB, or
-# less. The H100 PCIe is another chip, with three quarters of the peak.
+# network card for each GPU. The memory of a GPU is what nvidia-smi shows, in MiB. The H100 PCIe is
+# another chip, with three quarters of the peak.
 CHIPS = {
     "v4": _tpu("v4", 275e12, 32.0, 30.75, 1200e9, 1.1e15 / 4096 / 6, "TPU v4"),
     "v5e": _tpu("v5e", 197e12, 16.0, 15.75, 819e9, 400e9 / 2 / 4, "TPU v5 lite", "TPU v5e"),

@@ -74,8 +74,8 @@ def finetune(
       config: every setting of the run; `bert_jax.recipe("finetune/classification")` returns one.
         Of `config.model`, its dtype, remat, scan_layers and attention count, and dropouts that
         differ from their defaults, and positions beyond 512 and those of `init`; the rest is that
-        of `init`. Settings of vectors, such as `task.embedding.pooling`, that are as by default are
-        those of an `init` of the same kind.
+        of `init`. Settings of vectors that are at their default, such as `task.embedding.pooling`,
+        are taken from an `init` of the same kind.
       init: the checkpoint to fine-tune, or a model.
       workdir: folder of results, predictions, checkpoints and pictures. A run that is there
         resumes.

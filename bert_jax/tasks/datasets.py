@@ -115,8 +115,8 @@ def _sources(
     if is_own and any(map(builtin.split_of, evals.values())):
         raise UserError(
             f"data.eval is {data.eval}, the recipe's own examples, and the training examples are "
-            "others; give a file, or --config.data.eval=none (in Python an empty one), which holds "
-            "out a part of them"
+            'others; give a file, or --config.data.eval=none (from code "") to hold out a part of '
+            "them"
         )
     is_not_tfds = is_own and not is_dataset(str(train))
     if is_not_tfds and any(map(is_dataset, evals.values())):

@@ -171,7 +171,7 @@ class Embedding(Retrieval):
         refuse(
             embedding.pairs == "same" and not has_dropout,
             "task.embedding.pairs same needs dropout, and the model has none",
-            fix="set --config.model.hidden_dropout_prob=0.1 (in Python 0.11: 0.1 is the default)",
+            fix="set --config.model.hidden_dropout_prob=0.1 (from code 0.11; 0.1 means unset)",
         )
         refuse(
             embedding.pairs != "columns" and embedding.loss != "ranking",
