@@ -347,7 +347,8 @@ class Bert(LoadedModel):
         if isinstance(self.model, TaskModel) and self.model.probe and head != "none":
             raise UserError(
                 f"the checkpoint is a probe of {self.model.probe!r}, and no class of transformers "
-                "has such a head; export its encoder with head=none, or fine-tune without a probe"
+                "has such a head; export its encoder with --head=none (head='none'), or fine-tune "
+                "without a probe"
             )
         return export(path, self, head=head, force=force, private=private)
 

@@ -32,7 +32,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace, words: list[str]) -> None:
     if args.steps < 1 or not 0 < args.seconds < float("inf"):
-        raise UserError("--steps and --seconds must be positive")
+        raise UserError("--steps and --seconds must be positive and finite")
     recipe = read_config(args.config, words, TrainConfig)
     config, name = recipe.config, recipe.name
     validate(config)

@@ -26,8 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
+    from bert_jax.retrieval.search import check_count  # late, as it imports JAX
+
     if "[MASK]" not in args.text and os.path.isfile(args.text):
         raise UserError(f"{args.text} is a file, and no text with [MASK]; give - < {args.text}")
+    check_count(args.top_k, "--top-k")
     bert, previous = process.load_checkpoint(args.checkpoint), None
     lines = texts.numbered(STDIN) if args.text == STDIN else [("", args.text)]
     for where, text in lines:

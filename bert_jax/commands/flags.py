@@ -140,7 +140,7 @@ class Parser(argparse.ArgumentParser):
         fields = settings.names(self.recipe[1]) if self.recipe[0] else []
         flags = self.flags | {name: f"--config.{name}" for name in fields if "." in name}
         names = "|".join(map(re.escape, flags))
-        pattern = rf"(?<![\w./-])({names})(?!\w|\.\w)"
+        pattern = rf"(?<![\w./-])({names})(?!\w|\.\w|\[)"
         return re.sub(pattern, lambda m: flags[m[0]], message) if names else message
 
 

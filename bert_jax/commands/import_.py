@@ -21,7 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
     from bert_jax.bert import load
+    from bert_jax.storage import paths, replacement
+    from bert_jax.training.checkpoint import is_checkpoint
 
+    may_replace = is_checkpoint if args.force else None  # asked before a long download
+    replacement.check_replaceable(paths.on_disk(args.destination), may_replace)
     bert = load(args.source)
     bert.save(args.destination, force=args.force)
     print(f"{args.destination}: {bert!r}")

@@ -40,7 +40,8 @@ _FLAGS = {
     "tokenizer.path": "--tokenizer",
     "tokenizer.model_type": "--model-type",
     "tokenizer.strip_accents": "--strip-accents",
-    "--config=letters": "--model-type=char",
+    "sentencepiece (without --init)": "sentencepiece",
+    "--config=letters": "--tokenizer=sentencepiece --model-type=char",
     "or remove the folder to prepare it again": "or replace it with --force",
 }
 
@@ -83,6 +84,8 @@ def run(args: argparse.Namespace, options: list[str]) -> None:
         args.store = os.path.expanduser(args.store)
     args.tokenizer = os.path.expanduser(args.tokenizer)
     _check_flags(args, options)
+    if args.runner or paths.is_remote(args.store):  # which take no --force
+        args.parser.flags = {k: flag for k, flag in _FLAGS.items() if "--force" not in flag}
     shard = shards.parse(args.shard) if args.shard else None
     kind = args.tokenizer if args.tokenizer in _KINDS else TokenizerConfig().kind
     config = TokenizerConfig(

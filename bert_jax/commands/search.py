@@ -39,12 +39,12 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     from bert_jax.retrieval.search import check_count
 
     process.cache_compiled_programs()
-    index = Index.load(args.index, args.checkpoint)
     if args.candidates is not None and args.reranker is None:
         raise UserError("--candidates are what a reranker reads; give --reranker, or leave it out")
     candidates = 100 if args.candidates is None else args.candidates
     check_count(args.top_k, "--top-k")
     check_count(candidates, "--candidates")
+    index = Index.load(args.index, args.checkpoint)
     reranker = None if args.reranker is None else process.load_checkpoint(args.reranker)
     is_several = args.query == STDIN
     parts = texts.read_ahead(texts.numbered(STDIN)) if is_several else [[("", args.query)]]

@@ -39,7 +39,8 @@ def recipe(name: str, kind: type = object) -> Any:
     """
     path, argument = find(name)
     if path.suffix == ".json":
-        raise UserError(f"{path} is no recipe, which is a Python file; name one, such as tiny")
+        such = "tiny" if kind is TrainConfig else "finetune/classification"
+        raise UserError(f"{path} is no recipe, which is a Python file; name one, such as {such}")
     try:
         with _imports_beside(path):
             get_config = runpy.run_path(str(path))["get_config"]

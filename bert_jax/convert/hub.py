@@ -119,7 +119,8 @@ def check_destination(name: str, *, force: bool, private: bool = False) -> None:
         if not HfApi().repo_exists(repository):
             return
         if not force:
-            raise UserError(f"{name} already exists; choose another name, or --force to replace it")
+            told = "choose another name, or --force (force=True) to replace it"
+            raise UserError(f"{name} already exists; {told}")
         if private and not HfApi().repo_info(repository).private:
             raise UserError(
                 f"{name} is public, and --private makes new models alone private; "

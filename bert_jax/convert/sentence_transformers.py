@@ -162,7 +162,7 @@ def save(model: Exportable, path: Path, task: Task, max_length: int) -> Exported
     own = task.config
     if not isinstance(own, EmbeddingTaskConfig):
         raise UserError(
-            f"{own.kind} has no form in sentence-transformers; export its encoder, with head='none'"
+            f"{own.kind} has no form in sentence-transformers; export its encoder, with --head=none"
         )
     embedding = own.embedding
     encoder = {"bert": model.params["bert"]}

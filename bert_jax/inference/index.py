@@ -262,7 +262,7 @@ class TextIndex:
         except UserError as error:
             raise UserError(
                 f"the checkpoint that {self._path} was built with cannot be loaded ({error}); "
-                "give the model as --checkpoint"
+                "give the model as --checkpoint, or Index.load(INDEX, MODEL)"
             ) from error
         return self._checked(bert)
 

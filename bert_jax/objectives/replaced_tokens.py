@@ -164,7 +164,7 @@ class ReplacedTokens(MaskedLM):
             raise UserError(
                 f"model.generator_hidden_size {share} leaves {heads:.3g} of "
                 f"model.num_attention_heads {every}; set it to a multiple of 1/{every}, such as "
-                f"{max(1, round(heads)) / every:.3g}"
+                f"{max(1, round(heads)) / every:.5g}"
             )
 
     @property

@@ -84,12 +84,12 @@ class SentencePairs(MaskedLM):
         if not architecture(model).pretrains_on_pairs:
             raise UserError(
                 f"data.pairs {pairs} needs a head that model.model_type {model.model_type} does "
-                "not have; set data.pairs to none"
+                "not have; set data.pairs to none, and objective to auto"
             )
         if model.type_vocab_size < 2:
             raise UserError(
                 f"data.pairs {pairs} needs a model.type_vocab_size of 2; set it, or data.pairs to "
-                "none"
+                "none and objective to auto"
             )
 
     def head_flops(self, stage: Stage) -> float:

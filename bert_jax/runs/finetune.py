@@ -137,6 +137,7 @@ def start(
     meshes.check_divides(chosen.data.batch_size, microbatches, mesh)
     workdirs.check_shared(workdir)
     head = _head_to_keep(chosen, initial)
+    params = initial.params if head else _kept_params(initial, chosen)
     examples = _read_examples(chosen, initial, head, found, train=train, held_out=held_out)
     packed = examples.train.features.is_packed
     length = longest_sequence(chosen.model, chosen.data.max_length)
@@ -149,7 +150,7 @@ def start(
         found=found,
         init=init_name,
         recipe=recipe,
-        params=initial.params if head else _kept_params(initial, config),
+        params=params,
         tokenizer=initial.tokenizer,
         examples=examples,
         rate=rate,

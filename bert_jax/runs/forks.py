@@ -34,7 +34,7 @@ def find(fork: str | AnyPath) -> AnyPath:
         )
     steps = sorted(int(path.name) for path in found)
     if step and int(step) not in steps:
-        kept = ", ".join(f"{each:,}" for each in steps)
+        kept = ", ".join(map(str, steps))
         raise UserError(f"--fork={fork}: {name} has no such checkpoint; choose one of {kept}")
     return path / "checkpoints" / str(int(step or steps[-1]))
 
@@ -76,7 +76,7 @@ def _check_state(config: TrainConfig, fork: AnyPath, saved: TrainConfig) -> None
             there[name] != here[name],
             f"--fork={fork} has another state: {name} is {there[name]!r} there and "
             f"{here[name]!r} here",
-            fix="set the field back, or take the weights alone by --init",
+            fix="leave it out, or take the weights alone by --init, which keeps the sizes too",
         )
     objectives = objective_name(saved), objective_name(config)
     refuse(

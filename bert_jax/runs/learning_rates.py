@@ -61,7 +61,9 @@ def find_rate(run: Run, stop: Callable[[], str]) -> Run:
             )
     finite = [each for each in results if "scores" in each]
     if not finite:
-        raise DivergedError("no learning rate has a finite loss; give lower ones")
+        raise DivergedError(
+            "no learning rate has a finite loss; give lower ones and another --workdir"
+        )
     best = max(finite, key=lambda each: run.task.rank(each["scores"]))["learning_rate"]
     report.rate_found(best, results, run.task, len(scored))
     return dataclasses.replace(run.at_rate(best, run.examples), tried=results)

@@ -107,5 +107,5 @@ def check_shapes(params: Any, model: ModelConfig) -> None:
         refuse(
             is_used and shape != param.shape,
             f"--init has {name} of shape {param.shape}, which the config does not ask for",
-            fix="leave the sizes of the model out of the command",
+            fix="leave model_type and the sizes of the model out of the command",
         )

@@ -83,12 +83,14 @@ def send(workdir: Path) -> None:
             remote.send(workdir / name, f"{url}/{name}")
 
 
-def try_to_send(workdir: Path) -> None:
-    """Send a workdir, or warn: a run continues, or ends as it would, without that."""
+def try_to_send(
+    workdir: Path, then: str = "the run continues, and copies it with the next checkpoint"
+) -> None:
+    """Send a workdir, or warn, with what happens then."""
     try:
         send(workdir)
     except UserError as error:
-        console.warn(f"{error}; the run continues, and copies it with the next checkpoint")
+        console.warn(f"{error}; {then}")
 
 
 @contextlib.contextmanager
@@ -97,6 +99,6 @@ def sending(workdir: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        try_to_send(workdir)
+        try_to_send(workdir, f"its last files are in {workdir} alone")
         raise
     send(workdir)

@@ -102,8 +102,8 @@ def file_to_write(name: object) -> Path:
     """Return the path of a file; UserError if its folder is not there, or cannot be written."""
     path = on_disk(name)
     folder = path.absolute().parent
-    if not (os.path.isdir(folder) and os.access(folder, os.W_OK)):
-        raise UserError(f"{path} cannot be written there; make the folder first")
+    refuse(not os.path.isdir(folder), f"{path} is in no folder", fix="make the folder first")
+    refuse(not os.access(folder, os.W_OK), f"{path} cannot be written there", fix="choose another")
     return path
 
 

@@ -41,7 +41,9 @@ def check_replaceable(path: Path, may_replace: Callable[[Path], bool] | None = N
     if not os.path.lexists(path):
         return
     if not may_replace:
-        raise UserError(f"{path} already exists; choose another path, or --force to replace it")
+        raise UserError(
+            f"{path} already exists; choose another path, or --force (force=True) to replace it"
+        )
     if not may_replace(path):
         raise UserError(
             f"{path} is not what this writes, or has other files too, and is not replaced; "

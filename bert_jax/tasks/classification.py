@@ -149,7 +149,7 @@ class TextTask(Task):
             raise UserError(
                 f"{where}: a pair of texts has more tokens than the model's "
                 f"{model.max_position_embeddings} positions, and only single texts are read in "
-                "windows; lower data.max_length to truncate it"
+                "windows; shorten it, or fine-tune with a lower data.max_length, which truncates"
             )
         windows = token_windows(len(texts[0]), room, self.config.stride)
         return [[texts[0][start:end]] for start, end in windows]

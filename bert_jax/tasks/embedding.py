@@ -256,7 +256,10 @@ class Embedding(Retrieval):
             return None
         score, needs = readers.to_number(value), "is no number"
         if self.config.embedding.loss == "cosine" and not -1 <= score <= 1:
-            score, needs = math.nan, "is no cosine, from -1 to 1; divide it, or use loss=cosent"
+            score, needs = (
+                math.nan,
+                "is no cosine, from -1 to 1; divide it, or set task.embedding.loss to cosent",
+            )
         if not math.isfinite(score):
             raise UserError(f"{where}: the score {value!r} {needs}; correct it, or the column")
         return score

@@ -136,8 +136,8 @@ def rows(data: Any, name: str) -> Iterable[Any]:
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     if isinstance(data, str | bytes) or not is_iterable(data):
         raise UserError(
-            f"{name} is {reprlib.repr(data)}; give a list, a generator or a table, and a file by "
-            "its name in the config"
+            f"{name} is {reprlib.repr(data)}; give a list, a generator or a table; a file is named "
+            "in the config, or for predict a Path"
         )
     features = getattr(data, "features", None)  # of a `datasets.Dataset`, whose classes are numbers
     if not isinstance(features, Mapping):

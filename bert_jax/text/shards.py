@@ -153,7 +153,7 @@ def complete(folder: Path) -> list[Path]:
         names = ", ".join(map(str, left[:_MOST_NAMED])) + ", …" * (len(left) > _MOST_NAMED)
         raise UserError(
             f"{len(left)} of {counts[0]} shards of {folder} are missing or unfinished: {names}; "
-            f"repeat the command with --shard={left[0]}/{counts[0]}"
+            f"repeat bert-jax prepare with --shard={left[0]}/{counts[0]}"
         )
     return [path for path, (number, count) in found.items() if number < count]
 

@@ -335,7 +335,7 @@ def _expand(patterns: str) -> list[tuple[_Path, remote.State]]:
             files.check_readable(file, name, "give files or a glob 'text/*.txt'")
             expanded.append((Path(file), _state(Path(file))))
     if not expanded:
-        raise UserError("data.source is empty; give files, a glob, tfds:NAME or builtin")
+        raise UserError(f"{patterns!r} names no text; give files, a glob, tfds:NAME or builtin")
     # Patterns may overlap, and a file is read once.
     once: dict[_Path, tuple[_Path, remote.State]] = {}
     for path, state in expanded:

@@ -127,6 +127,11 @@ def _train_bytes(sentences: Sequence[str], config: TokenizerConfig, vocab_size: 
     return ByteLevelTokenizer.from_model(tokenizer)
 
 
+def _remedy(other: str, vocab_size: int) -> str:
+    """Return what to do where characters do not fit; byte-level BPE has its own least size."""
+    return f"{other}, or set tokenizer.kind=byte_bpe" if vocab_size >= 261 else other
+
+
 def _choose(counts: Counter[str], vocab_size: int) -> list[str]:
     """Return the characters that become tokens, by frequency: all where they leave room."""
     ordered = sorted(+counts, key=lambda name: (-counts[name], name))
@@ -137,7 +142,7 @@ def _choose(counts: Counter[str], vocab_size: int) -> list[str]:
     if number < 1 or shares[number - 1] < _LEAST_COVERAGE:
         raise UserError(
             f"model.vocab_size {vocab_size} is too small for a text of {len(ordered):,} "
-            "characters; raise it, or set tokenizer.kind=byte_bpe"
+            f"characters; {_remedy('raise it', vocab_size)}"
         )
     return ordered[:number]
 
@@ -176,7 +181,7 @@ def _run_sentencepiece(
         reason = str(error).rsplit("] ", 1)[-1].strip()
         raise UserError(
             f"model.vocab_size does not suit the text (SentencePiece: {reason or 'no words'}); "
-            "try another, or set tokenizer.kind=byte_bpe"
+            f"{_remedy('try another', vocab_size)}"
         ) from error
     return model.getvalue()
 

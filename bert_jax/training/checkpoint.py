@@ -182,7 +182,7 @@ def _remedy(path: AnyPath) -> str:
     is_name = re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", str(path))
     # The owner of a model is no folder here, as that of a workdir is.
     if is_name and (path.parent == Path() or not os.path.exists(path.parent)):
-        return f"hf:{path} would download a model of that name from the Hugging Face hub"
+        return f"train it first, or give hf:{path} for a model of the Hugging Face hub"
     return f"give {paths.CHECKPOINT}"
 
 

@@ -242,7 +242,7 @@ def check_finite(name: str, value: float, step: int, checkpoints: Checkpoints) -
     saved = f"checkpoint {latest}" if latest else "none"
     raise DivergedError(
         f"{name} is {value} at step {step}; the last good checkpoint is: {saved}; lower "
-        "optimizer.learning_rate or look at the data"
+        "optimizer.learning_rate, in another --workdir, or look at the data"
     )
 
 

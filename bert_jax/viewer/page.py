@@ -60,7 +60,8 @@ def check_output(path: str | Path, *, force: bool) -> None:
     check_file(path)
     path = file_to_write(path)
     if os.path.lexists(path) and not force:
-        raise UserError(f"{path} already exists; choose another path, or replace it with --force")
+        told = "choose another path, or --force (force=True) to replace it"
+        raise UserError(f"{path} already exists; {told}")
 
 
 def write(path: str | Path, content: str, *, force: bool) -> int:

@@ -157,7 +157,9 @@ def test_a_malformed_name(hub, name):
 def test_a_name_that_is_no_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("bert-base-uncased", "google-bert/bert-base-uncased"):
-        refuses_to_load(name, f"checkpoint {name} does not exist; hf:{name} would download")
+        refuses_to_load(
+            name, f"checkpoint {name} does not exist; train it first, or give hf:{name} for"
+        )
     (tmp_path / "runs").mkdir()
     refuses_to_load("runs/tiny", "does not exist; give a workdir", "or hf:OWNER/NAME")
 

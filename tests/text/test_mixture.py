@@ -71,7 +71,7 @@ def test_what_a_source_says(folder):
         ("a.txt@0.5,./a.txt@0.5", "a.txt is there twice"),
         ("a.txt@0.5,wiki@0.5", "data source wiki does not exist"),
         ("a.txt@\u0663", "data source a.txt@\u0663 does not exist"),
-        ("", "data.source is empty"),
+        ("", "'' names no text"),
     ],
 )
 def test_sources_that_are_refused(folder, source, message):
