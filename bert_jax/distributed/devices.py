@@ -73,8 +73,8 @@ def out_of_memory_refused(batch: Stage, device: Any) -> Iterator[None]:
         raise UserError(
             f"a batch of {batch.batch_size:,} × {batch.max_length:,} does not fit in the memory of "
             f"{owner}{sizes}; lower data.batch_size, that of the phase, or the sizes of the model, "
-            "or raise optimizer.microbatches; a run that resumes may change model.remat and parallel "
-            "alone"
+            "or raise optimizer.microbatches; a run that resumes may only change model.remat and "
+            "parallel"
         ) from error
 
 
