@@ -70,7 +70,7 @@ def test_mistakes(index, bert_jax_main, tmp_path):
         (("--skip=-1",), "--skip is -1; give a whole number, 0 or more"),
         (("--text=question,passage",), "has no column 'question'; set --text to one of"),
         (("--output=pairs.tsv",), "--output is pairs.tsv; name a .jsonl, since it has lines"),
-        (("--output=no/a.jsonl",), "no/a.jsonl cannot be written there; make the folder first"),
+        (("--output=no/a.jsonl",), "no/a.jsonl is in no folder; make the folder first"),
         (("--output=there.jsonl",), "there.jsonl exists; remove it, or choose another --output"),
     ):
         with refused(message):

@@ -144,7 +144,7 @@ def refused(source: str, message: str, folder) -> None:
 def test_what_is_refused(there, tmp_path, monkeypatch):
     one, three, run = "memory://bucket/one", "memory://bucket/three", tmp_path / "run"
     there.rm("/bucket/three/shards/00001-of-00003/store.json")
-    missing = f"^1 of 3 shards of {three} are missing or unfinished: 1; repeat the command"
+    missing = f"^1 of 3 shards of {three} are missing or unfinished: 1; repeat bert-jax prepare"
     refused(three, missing, run)
     assert not list((tmp_path / "cache").rglob("tokens.bin"))  # before the long copy
     with monkeypatch.context() as patch:

@@ -222,7 +222,7 @@ def test_the_command(tiny_run, tiny_bert, file, tmp_path, monkeypatch, bert_jax_
         (["--texts=."], "is a folder, not a file"),
         (["--texts=texts", "--output=."], "[.] is a folder; give the path of a file"),
         (["--texts=texts", "--output=a/"], "a/ is a folder; give the path of a file"),
-        (["--texts=texts", "--output=there.html/a"], "cannot be written there"),
+        (["--texts=texts", "--output=there.html/a"], "is in no folder"),
         (["--texts=binary"], "has a NUL byte"),
         (["--texts=texts", "text"], "give a TEXT or two, or a file"),
         ([], "give a TEXT or two, or a file"),
