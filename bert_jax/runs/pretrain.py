@@ -152,7 +152,6 @@ def start(
     if setup and hosts.count() == 1 and origin.kind == "new":
         state = daemon_thread.start(setup.new_state)  # compiled while the text is prepared
         atexit.register(_wait_for, weakref.ref(state))
-    workdirs.check_shared(folder)
     corpus = _read_text(config, origin.tokenizer, folder)
     if is_open:  # the text may have fewer tokens than were asked for
         config = _with_vocab_size(config, corpus.tokenizer.vocab_size)
@@ -161,6 +160,7 @@ def start(
     setup = setup or set_up(objective.model, config, schedule.rate, mesh)
     objective.check_text(corpus)
     workdirs.check_text(found, corpus.fingerprint)
+    workdirs.check_shared(folder)
     return Run(
         config=config,
         schedule=schedule,

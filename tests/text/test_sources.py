@@ -189,7 +189,7 @@ def test_broken_files(tmp_path, name, content, message):
         ("link", "is a link to a missing file"),
         ("x" * 5000, "does not exist"),
         ("a\0b", "does not exist"),
-        (" , ", "is empty"),
+        (" , ", "names no text"),
     ],
 )
 def test_paths_that_are_no_files_are_refused_by_their_names(tmp_path, monkeypatch, source, message):
