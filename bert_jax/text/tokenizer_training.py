@@ -129,7 +129,8 @@ def _train_bytes(sentences: Sequence[str], config: TokenizerConfig, vocab_size: 
 
 def _remedy(other: str, vocab_size: int) -> str:
     """Return what to do where characters do not fit; byte-level BPE has its own least size."""
-    return f"{other}, or set tokenizer.kind=byte_bpe" if vocab_size >= 261 else other
+    has_room = vocab_size >= _NUM_BYTES + _NUM_SPECIAL
+    return f"{other}, or set tokenizer.kind=byte_bpe" if has_room else other
 
 
 def _choose(counts: Counter[str], vocab_size: int) -> list[str]:
