@@ -311,6 +311,8 @@ def test_all_of_it_on_a_cpu_ended_and_started_again(tmp_path):
 
 @pytest.mark.parity
 def test_peers_take_turns(tmp_path):
+    pytest.importorskip("transformers")
+    pytest.importorskip("torch")
     words = [f"--config.model.{name}={value}" for name, value in TINY.items()]
     words += ["--config=base", "--config.data.batch_size=2", "--config.data.max_length=16"]
     words += ["--peers=bert-jax,torch-masked", "--rounds=2", "--seconds=0.1"]
