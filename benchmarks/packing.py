@@ -94,10 +94,10 @@ def main() -> None:
         f"{config.model.num_hidden_layers} layers of {config.model.hidden_size}, "
         f"{config.model.dtype}; {ROUNDS} steps each, alternating"
     )
-    alone, packed, _ = runs[True][1].statistics()[data.max_length]
+    pairs = runs[True][1].statistics()[data.max_length]
     print(f"{'sequences':<10}{'real tokens':>12}{'a step':>9}{'quartiles':>16}{'of the cores':>14}")
     speeds, size = {}, data.batch_size * data.max_length
-    for packing, padding in ((False, alone), (True, packed)):
+    for packing, padding in ((False, pairs.padding), (True, pairs.packed_padding)):
         times, works = (np.array(each) for each in zip(*seconds_by_packing[packing], strict=True))
         low, middle, high = (1e3 * q for q in statistics.quantiles(times, n=4))
         # The share over all sequences: that of the few timed ones is off by some percent.

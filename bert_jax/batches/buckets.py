@@ -48,7 +48,7 @@ class Features:
     roles: list[np.ndarray] = dataclasses.field(default_factory=list)
     per_token: bool = False  # whether `labels` has a number for each token
     # What a task needs to read the predictions of each feature.
-    spans: list[Any] = dataclasses.field(default_factory=list)
+    notes: list[Any] = dataclasses.field(default_factory=list)
     truncated: int = 0  # number of texts, or words of a sentence
     windowed: int = 0  # number of texts that have several features, each a window
     # Where each example is whose label cannot be used, and why.
@@ -58,12 +58,12 @@ class Features:
         return len(self.example_indices)
 
     def add(
-        self, index: int, label: Any, sequences: Iterable[tuple[np.ndarray, int]], span: Any = None
+        self, index: int, label: Any, sequences: Iterable[tuple[np.ndarray, int]], note: Any = None
     ) -> None:
         """Add a feature of example `index`, each sequence with the start of its second text."""
         self.example_indices.append(index)
         self.labels.append(label)
-        self.spans.append(span)
+        self.notes.append(note)
         for sequence, second_start in sequences:
             self.sequences.append(sequence)
             self.second_starts.append(second_start)
@@ -87,7 +87,7 @@ class Batcher:
         self.lengths = lengths.sum(1) if features.is_packed else lengths.max(1)
         max_length *= features.choices if features.is_packed else 1
         # Queries may have other lengths than passages.
-        max_length = max(max_length, int(self.lengths.max(initial=0)))
+        max_length = max(max_length, int(self.lengths.max()))
         self.max_length = max_length  # of a sequence, whatever the examples
         self.longest = min(int(round_up(self.lengths.max())), max_length)  # fits every example
         # Of a sequence.
@@ -150,7 +150,9 @@ class BucketedBatches:
         self._batcher, self._steps, self._process_indices = batcher, steps, process_indices
         self._per_epoch = -(-len(batcher.lengths) // batch_size)
         is_packed = batcher.features.is_packed
-        self.per_sequence = _share(batch_size, batcher.tokens) if is_packed else 1  # examples
+        self.per_sequence = (
+            _examples_per_sequence(batch_size, batcher.tokens) if is_packed else 1
+        )  # examples
         window = 1 if batcher.features.is_contrastive else _WINDOW
         draw = functools.partial(epoch_batches, batcher.lengths, batch_size, window=window)
         self._epoch = functools.lru_cache(maxsize=1)(functools.partial(draw, seed))
@@ -159,9 +161,9 @@ class BucketedBatches:
         # Sequences that are shared have about one length: there are few to compile a step for.
         fits = batcher.longest
         if self.per_sequence > 1:
-            multiple = _MULTIPLE * self.per_sequence
-            longest = -(-longest // multiple) * multiple
             fits = int(round_up(np.array(self.per_sequence * fits)))
+            multiple = _MULTIPLE * self.per_sequence
+            longest = np.minimum(-(-longest // multiple) * multiple, fits)
         self.lengths = choose_lengths(longest, fits)  # in rising order
         tokens = batcher.tokens * self.per_sequence
         self.padding = 1 - tokens / float(pad_to(longest, self.lengths).mean())
@@ -193,7 +195,7 @@ class BucketedBatches:
         return self._lengths(sequences).sum(1).max()
 
 
-def _share(batch_size: int, tokens: float) -> int:
+def _examples_per_sequence(batch_size: int, tokens: float) -> int:
     """Return how many examples share a sequence, if one has `tokens` on average."""
     count = 1
     while (

@@ -25,7 +25,7 @@ from bert_jax.storage.machine import PROC, available_memory, num_cores, proc_fie
 _FLOAT32 = 4  # bytes
 # Measured (benchmarks/records/2026-11-24-memory): what a process holds beside its arrays, and by
 # how much more than the compiler's memory it grows.
-_LIBRARIES, _IN_PIECES = 0.7 * 2**30, 1.15
+_LIBRARIES, _GROWTH = 0.7 * 2**30, 1.15
 # Linux's names of the instructions: x86's AMX and AVX-512, and Arm's.
 _BFLOAT16 = {"amx_bf16", "avx512_bf16", "bf16"}
 _AMPERE = 8.0  # the first compute capability of NVIDIA with bfloat16
@@ -60,7 +60,7 @@ def preferred_dtype(device: Any) -> str:
 
 
 @contextlib.contextmanager
-def out_of_memory_refused(batch: Stage, device: Any) -> Iterator[None]:
+def out_of_memory_refused(stage: Stage, device: Any) -> Iterator[None]:
     """Raise a UserError if what runs inside does not fit in memory."""
     try:
         yield
@@ -71,48 +71,49 @@ def out_of_memory_refused(batch: Stage, device: Any) -> Iterator[None]:
         owner = "this machine" if device.platform == "cpu" else device.device_kind
         sizes = f": {error}" if isinstance(error, MemoryError) and error.args else ""
         raise UserError(
-            f"a batch of {batch.batch_size:,} × {batch.max_length:,} does not fit in the memory of "
+            f"a batch of {stage.batch_size:,} × {stage.max_length:,} does not fit in the memory of "
             f"{owner}{sizes}; lower data.batch_size, that of the phase, or the sizes of the model, "
             "or raise optimizer.microbatches; a run that resumes may only change model.remat and "
             "parallel"
         ) from error
 
 
-def check_fits(model: ModelConfig, batch: Stage, optimizer: OptimizerConfig, mesh: Mesh) -> None:
+def check_fits(model: ModelConfig, stage: Stage, optimizer: OptimizerConfig, mesh: Mesh) -> None:
     """Refuse sizes that certainly do not fit in the memory of the mesh's devices."""
-    with out_of_memory_refused(batch, mesh.devices.flat[0]):
-        check_memory(least_memory(model, batch, optimizer, mesh), mesh.local_devices)
+    with out_of_memory_refused(stage, mesh.devices.flat[0]):
+        check_memory(least_memory(model, stage, optimizer, mesh), mesh.local_devices)
 
 
 def check_memory(per_device: int, devices: Sequence[Any]) -> None:
     """Raise a MemoryError if a program needs more bytes per device than there are."""
-    needed, available = needed_and_available(per_device, devices)
-    if available is not None and needed > available:
-        raise MemoryError(f"{needed / 2**30:,.1f} GiB of {available / 2**30:,.1f}")
+    needed = per_device * len(devices) if devices[0].platform == "cpu" else per_device
+    memory = available(devices)
+    if memory is not None and needed > memory:
+        raise MemoryError(f"{needed / 2**30:,.1f} GiB of {memory / 2**30:,.1f}")
 
 
-def needed_and_available(per_device: int, devices: Sequence[Any]) -> tuple[int, int | None]:
-    """Return the bytes needed and those available: of a device, or of all CPU devices together."""
+def available(devices: Sequence[Any]) -> int | None:
+    """Return the bytes available to a device, or to all CPU devices together, if known."""
     if devices[0].platform == "cpu":
-        return per_device * len(devices), available_memory()
-    return per_device, (devices[0].memory_stats() or {}).get("bytes_limit")
+        return available_memory()
+    return (devices[0].memory_stats() or {}).get("bytes_limit")
 
 
-def least_memory(model: ModelConfig, batch: Stage, optimizer: OptimizerConfig, mesh: Mesh) -> int:
+def least_memory(model: ModelConfig, stage: Stage, optimizer: OptimizerConfig, mesh: Mesh) -> int:
     """Return the bytes that a training step certainly needs on a device."""
     size = model.hidden_size
     weights = model.num_hidden_layers * (4 * size**2 + 2 * size * model.intermediate_size)
     weights += model.vocab_size * architecture(model).embedding_size(model)
     # An accelerator's compiler may decide to recompute.
     recomputes = model.remat or mesh.devices.flat[0].platform != "cpu"
-    kept = kept_activations(model, batch, optimizer.microbatches, mesh, recomputes=recomputes)
+    kept = kept_activations(model, stage, optimizer.microbatches, mesh, recomputes=recomputes)
     # Float32 weights with their moments: two, or with Muon one at least.
     copies = 2 if optimizer.name == "muon" else 3
     return int(copies * _FLOAT32 * weights / (mesh.shape["fsdp"] * mesh.shape["tensor"]) + kept)
 
 
 def kept_activations(
-    model: ModelConfig, batch: Stage, microbatches: int, mesh: Mesh, *, recomputes: bool
+    model: ModelConfig, stage: Stage, microbatches: int, mesh: Mesh, *, recomputes: bool
 ) -> float:
     """Return the bytes that a device keeps of an encoder's forward pass for the backward pass.
 
@@ -122,15 +123,15 @@ def kept_activations(
     size, layers, tensor = model.hidden_size, model.num_hidden_layers, mesh.shape["tensor"]
     width = size
     if not recomputes:
-        keys = architecture(model).attended_keys(model, batch.max_length)
+        keys = architecture(model).attended_keys(model, stage.max_length)
         platform = mesh.devices.flat[0].platform
         route = attention_route(
-            model, platform, batch.max_length, window=0, packed=False, training=True
+            model, platform, stage.max_length, window=0, packed=False, training=True
         )
         maps = 0 if route.name == FUSED else 1 + (model.attention_probs_dropout_prob > 0)
         attention_maps = maps * model.num_attention_heads * keys / layers
         width = 2 * size + (4 * size + attention_maps + model.intermediate_size) / tensor
-    tokens = batch.batch_size * batch.max_length / (microbatches * num_batch_shards(mesh))
+    tokens = stage.batch_size * stage.max_length / (microbatches * num_batch_shards(mesh))
     return tokens * layers * width * jnp.dtype(model.dtype).itemsize
 
 
@@ -157,13 +158,13 @@ def step_memory(stats: Any, devices: Sequence[Any]) -> int:
     total = total_memory(stats) + max(0, others)
     if devices[0].platform != "cpu":
         return total
-    return int(_LIBRARIES + _IN_PIECES * len(devices) * total)
+    return int(_LIBRARIES + _GROWTH * len(devices) * total)
 
 
 def describe_memory(needed: int, mesh: Mesh) -> str:
     """Return the memory that a step takes, as `step_memory` has it, beside what there is."""
-    _, available = needed_and_available(needed, mesh.local_devices)
-    of = f" of {available / 2**30:,.1f} GiB" if available else ""
+    memory = available(mesh.local_devices)
+    of = f" of {memory / 2**30:,.1f} GiB" if memory else ""
     is_cpu = mesh.devices.flat[0].platform == "cpu"
     return f"{needed / 2**30:,.2f} GiB{of}{'' if is_cpu else ' on each device'}"
 

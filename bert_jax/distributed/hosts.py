@@ -210,7 +210,7 @@ def check_same(values: Mapping[str, Any], fix: str) -> None:
                 raise UserError(f"the hosts differ: {name} is {first} and {second}; {fix}")
 
 
-def check_same_run(config: Any, **flags: Any) -> None:
+def check_same_command(config: Any, **flags: Any) -> None:
     """Check that the config, other flags, code, JAX and devices are the same on all processes."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):

@@ -129,14 +129,14 @@ def replicated_layout(mesh: Mesh) -> Layout:
 
 
 def make_layout(
-    new_state: Callable[[jax.Array], Any], mesh: Mesh, config: ParallelConfig | None = None
+    new_state: Callable[[jax.Array], Any], mesh: Mesh, config: ParallelConfig
 ) -> tuple[Any, Layout]:
     """Return shapes and shardings of the state that `new_state(key)` returns, and its layout."""
     boxed = _without_empty_boxes(jax.eval_shape(new_state, jax.random.key(0)))
     specs = nn.get_partition_spec(boxed)
     split = spmd.logical_to_mesh_sharding(specs, mesh, list(fsdp.RULES.items()))
     params = split.params
-    if config and config.zero == 1:
+    if config.zero == 1:
         rules = [(name, axis if axis == "tensor" else None) for name, axis in fsdp.RULES.items()]
         params = spmd.logical_to_mesh_sharding(specs.params, mesh, rules)
     state = split.replace(params=params)
@@ -188,8 +188,7 @@ def compile_step(
     updates, mesh = "state" in outputs, layout.mesh
     name = "the training step" if updates else "the forward pass"
     is_pmap = mode == "pmap"
-    make = partial(_pmap_step, step, mesh) if is_pmap else partial(jit_step, step, layout)
-    prepare: Any = make(outputs)
+    prepare: Any = _pmap_step(step, mesh, outputs) if is_pmap else jit_step(step, layout, outputs)
     put: Callable[[Mapping[str, np.ndarray]], Any] = dict if is_pmap else partial(shard_batch, mesh)
     programs, most = {}, 0
 

@@ -55,7 +55,7 @@ class RetrievalEncoder:
                 found[index] = self._task.vectors_by_text(prediction)[0]
         return [
             TextEmbedding(vectors, None, is_truncated=is_truncated)
-            for vectors, is_truncated in zip(found, features.spans, strict=True)
+            for vectors, is_truncated in zip(found, features.notes, strict=True)
         ]
 
 

@@ -25,6 +25,7 @@ class Architecture:
       exchange: its names in files of `transformers`; None where it is not exported.
       separators: how many [SEP] are between the two texts of a pair, unless the config says it.
       feed_forward_inputs: how many arrays as wide as the feed-forward its activation takes.
+      normalizes_inputs: whether its layers normalize what they read, instead of what they write.
       has_pair_types: whether the second text of a pair has token type 1; else all tokens have 0.
     """
 
@@ -36,6 +37,7 @@ class Architecture:
     rotates: ClassVar[bool] = False
     separators: ClassVar[int] = 1
     feed_forward_inputs: ClassVar[int] = 1
+    normalizes_inputs: ClassVar[bool] = False
     has_pair_types: ClassVar[bool] = True
     exchange: ClassVar[Exchange | None] = None
 
@@ -60,6 +62,16 @@ class Architecture:
         An operation is a multiplication or an addition of a matrix product.
         """
         return None
+
+    def transformer_flops(self, config: Any, length: int) -> float:
+        """Return what `encoder_flops` is of layers of attention and a feed-forward.
+
+        docs/speed.md has the formula.
+        """
+        size, inner = config.hidden_size, config.intermediate_size
+        layer = 24 * size**2 + 6 * (1 + self.feed_forward_inputs) * size * inner
+        keys = 12 * size * self.attended_keys(config, length)
+        return float(length * (config.num_hidden_layers * layer + keys))
 
 
 def architecture(config: ModelConfig) -> Architecture:

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int
 
 from bert_jax.config import ModelConfig
-from bert_jax.models.fused_attention import fused_attention, unsupported
+from bert_jax.models.fused_attention import blocks_of, fused_attention, unsupported
 from bert_jax.models.layers import (
     MASKED_SCORE,
     Dense,
@@ -26,7 +26,6 @@ from bert_jax.models.positions import position_kind, rotate
 from bert_jax.models.target import target
 
 PLAIN, WINDOWS, FUSED = "plain", "windows alone", "fused"  # names of routes
-_NEAR = 3  # blocks that the queries of a block see: its own, the one before and the one after
 
 
 class Route(NamedTuple):
@@ -40,16 +39,15 @@ def attention_route(
     config: ModelConfig, platform: str, length: int, *, window: int, packed: bool, training: bool
 ) -> Route:
     """Return how a layer of a window, 0 for none, attends on a platform, such as "gpu"."""
-    reason = unsupported(config, platform, length, packed=packed, training=training)
     if platform == "cpu":
         reason = "a CPU has no kernel"
-    elif reason:
-        reason = f"fused {reason}"
     elif config.attention == "plain":
         reason = "model.attention is plain"
+    elif why := unsupported(config, platform, length, packed=packed, training=training):
+        reason = f"fused {why}"
     elif config.attention == "auto" and platform == "tpu":
         reason = "auto, until a kernel is measured on a TPU; ask for it by model.attention fused"
-    if not reason:
+    else:
         return Route(FUSED, "")
     # With keys in the window alone, it is faster from some length on.
     return Route(WINDOWS if 0 < 4 * window < length else PLAIN, reason)
@@ -85,8 +83,8 @@ class AttentionMask:
         return self._bias(self.segment_ids, self.segment_ids, 0)
 
     def near_bias(self) -> Float[Array, "BN 1 W M"]:
-        """Return the term for blocks of queries as long as the window, and the keys `near` them."""
-        key_ids = near(self.segment_ids, self.window)
+        """Return the term for blocks of queries as long as the window, and for their keys."""
+        key_ids = blocks_of(self.segment_ids, self.window, reach=self.window)
         return self._bias(key_ids[:, self.window : -self.window], key_ids, self.window)
 
     def _bias(self, query_ids: Any, key_ids: Any, first_query: int) -> Array:
@@ -215,9 +213,8 @@ def local_attention(
     query, key, value = projected
     batch, length, size = query.shape
     blocks, most = -(-length // mask.window), _most_positions(config, length)
-    query = jnp.pad(query, ((0, 0), (0, blocks * mask.window - length), (0, 0)))
-    query = query.reshape(batch * blocks, mask.window, size)
-    key, value = near(key, mask.window), near(value, mask.window)
+    query = blocks_of(query, mask.window, reach=0)
+    key, value = (blocks_of(x, mask.window, reach=mask.window) for x in (key, value))
     # Where the scores of each block begin among those of all queries and keys.
     first = (jnp.arange(blocks) * (most + 1) - 1) * mask.window
     first = jnp.tile(first.astype(jnp.uint32), batch)
@@ -227,16 +224,6 @@ def local_attention(
     projected, bias = (query, key, value), mask.near_bias()
     context, _ = _attend(config, projected, bias, dropout_key, length, first=first)
     return context.reshape(batch, -1, size)[:, :length]
-
-
-def near(x: Shaped[Array, "B L *D"], size: int) -> Shaped[Array, "BN M *D"]:
-    """Return blocks of `size` tokens, padded with zeros, with the blocks before and after each."""
-    blocks, rest = -(-x.shape[1] // size), x.shape[2:]
-    ends = (size, (blocks + 1) * size - x.shape[1])
-    x = jnp.pad(x, ((0, 0), ends, *((0, 0) for _ in rest)))
-    shifted = (x[:, i * size : (i + blocks) * size] for i in range(_NEAR))
-    # Stretches of blocks are joined: to stack the blocks moves more bytes on a TPU.
-    return jnp.concatenate([each.reshape(-1, size, *rest) for each in shifted], axis=1)
 
 
 def _most_positions(config: ModelConfig, length: int) -> int:

@@ -267,11 +267,8 @@ class Bert(Architecture):
     exchange: ClassVar[Exchange | None] = EXCHANGE
 
     def encoder_flops(self, config: Any, length: int) -> float:
-        """Return the operations of a sequence, forward and backward, by docs/speed.md's formula."""
-        size = config.hidden_size
-        layer = 24 * size**2 + 12 * size * config.intermediate_size
-        keys = 12 * size * self.attended_keys(config, length)
-        return float(length * (config.num_hidden_layers * layer + keys))
+        """Return the operations of a sequence, forward and backward."""
+        return self.transformer_flops(config, length)
 
 
 ARCHITECTURE = Bert()

@@ -158,9 +158,7 @@ class Exchange:
         where: str,
     ) -> tuple[ModelConfig, Params]:
         """Return a model with its companion, read from `where`; refuse that of another."""
-        raise UserError(
-            f"{where} has a companion model, which a {config.model_type} has none of; remove it"
-        )
+        raise AssertionError(f"{config.model_type} names no companion_modules")
 
 
 def check_switches(values: Mapping[str, Any], switches: Mapping[str, Any], where: str) -> None:

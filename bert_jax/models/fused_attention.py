@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError, first_line
@@ -142,22 +142,10 @@ def cudnn_windows(
     """
     batch, length, size = query.shape
     block = 2 * window
-    blocks = -(-length // block)
     if segment_ids is None:
         segment_ids = jnp.ones((batch, length), jnp.int32)
-
-    def of_queries(x: Array) -> Array:
-        x = jnp.pad(x, ((0, 0), (0, blocks * block - length), *((0, 0),) * (x.ndim - 2)))
-        return x.reshape(batch * blocks, block, *x.shape[2:])
-
-    def of_keys(x: Array) -> Array:
-        ends = window, (blocks + 1) * block - window - length
-        x = jnp.pad(x, ((0, 0), ends, *((0, 0),) * (x.ndim - 2)))
-        # The keys of a block are those of two stretches, each as long as a block.
-        halves = (x[:, i * block : (i + blocks) * block] for i in range(2))
-        halves = [half.reshape(batch * blocks, block, *x.shape[2:]) for half in halves]
-        return jnp.concatenate(halves, axis=1)
-
+    of_queries = partial(blocks_of, size=block, reach=0)
+    of_keys = partial(blocks_of, size=block, reach=window)
     query_ids, key_ids = of_queries(segment_ids), of_keys(segment_ids)
     distance = jnp.arange(2 * block) - window - jnp.arange(block)[:, None]
     attends = (jnp.abs(distance) <= window) & (key_ids[:, None, :] > 0)
@@ -171,6 +159,19 @@ def cudnn_windows(
         implementation=implementation,
     )
     return context.reshape(batch, -1, size)[:, :length]
+
+
+def blocks_of(x: Shaped[Array, "B L *D"], size: int, reach: int) -> Shaped[Array, "BN M *D"]:
+    """Return blocks of `size` tokens, with `reach` tokens more on either side, zeros for padding.
+
+    Twice the reach is a multiple of `size`.
+    """
+    blocks, stretches = -(-x.shape[1] // size), 1 + 2 * reach // size
+    ends = (reach, (blocks + stretches - 1) * size - reach - x.shape[1])
+    x = jnp.pad(x, ((0, 0), ends, *((0, 0),) * (x.ndim - 2)))
+    shifted = (x[:, i * size : (i + blocks) * size] for i in range(stretches))
+    # Stretches of blocks are joined: to stack the blocks moves more bytes on a TPU.
+    return jnp.concatenate([each.reshape(-1, size, *x.shape[2:]) for each in shifted], axis=1)
 
 
 def check_attention(config: ModelConfig, platform: str, length: int, *, packed: bool) -> None:

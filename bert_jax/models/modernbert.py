@@ -290,6 +290,7 @@ class ModernBert(Architecture):
     encoder = ModernBertModel
     settings = ModernBertConfig
     rotates = True
+    normalizes_inputs = True
     feed_forward_inputs = 2  # one is the gate
     exchange = ModernBertExchange(
         class_prefix="ModernBert",
@@ -365,11 +366,8 @@ class ModernBert(Architecture):
         return [window if i % every else 0 for i in range(config.num_hidden_layers)]
 
     def encoder_flops(self, config: ModernBertConfig, length: int) -> float:
-        """Return the operations of a sequence: BERT's, and the gate of the feed-forward."""
-        size = config.hidden_size
-        layer = 24 * size**2 + 18 * size * config.intermediate_size
-        keys = 12 * size * self.attended_keys(config, length)
-        return float(length * (config.num_hidden_layers * layer + keys))
+        """Return the operations of a sequence, with those of the gate."""
+        return self.transformer_flops(config, length)
 
 
 ARCHITECTURE = ModernBert()

@@ -54,7 +54,7 @@ def sinusoidal_positions(length: int, size: int) -> np.ndarray:
 
 
 def rotation(
-    positions: Int[Array, "*B L"], head_size: int, theta: float | Array
+    positions: Int[Array, "*B L"], head_size: int, theta: float
 ) -> tuple[Float[Array, "*B L K2"], Float[Array, "*B L K2"]]:
     """Return the cosine and sine of each position's angles, for `rotate`.
 

@@ -15,6 +15,7 @@ from bert_jax.batches.packing import PairStatistics
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.config.schedule import Stage
 from bert_jax.distributed import mesh as meshes
+from bert_jax.models.architecture import architecture
 from bert_jax.objectives.masking import Masking, make_masking
 from bert_jax.text.store import Corpus
 from bert_jax.text.tokenizer import Tokenizer
@@ -130,7 +131,7 @@ class Pretraining(Objective):
         remedies = [f"optimizer.learning_rate below {optimizer.learning_rates[0]:g}"]
         if optimizer.name == "bert_adamw":
             remedies.append("optimizer.name adamw, which corrects Adam's bias")
-        if self.config.model.model_type == "bert":
+        if not architecture(self.config.model).normalizes_inputs:
             remedies.append("--config=small, whose layers normalize what they read")
         return (
             f"at step {step:,} {seen}, and such a run seldom recovers; begin another one with "

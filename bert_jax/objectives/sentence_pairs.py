@@ -17,7 +17,7 @@ from bert_jax.batches.packing import PairStatistics
 from bert_jax.config import TrainConfig
 from bert_jax.config.schedule import Stage
 from bert_jax.errors import UserError
-from bert_jax.models.architecture import architecture
+from bert_jax.models.architecture import architecture, num_token_types
 from bert_jax.models.encoder import EncoderOutput
 from bert_jax.models.layers import Dense
 from bert_jax.objectives.base import cross_entropy
@@ -86,10 +86,11 @@ class SentencePairs(MaskedLM):
                 f"data.pairs {pairs} needs a head that model.model_type {model.model_type} does "
                 "not have; set data.pairs to none, and objective to auto"
             )
-        if model.type_vocab_size < 2:
+        if num_token_types(model) < 2:
+            name = "pair_separators of 1" if model.type_vocab_size > 1 else "type_vocab_size of 2"
             raise UserError(
-                f"data.pairs {pairs} needs a model.type_vocab_size of 2; set it, or data.pairs to "
-                "none and objective to auto"
+                f"data.pairs {pairs} needs a model.{name}; set it, or data.pairs to none and "
+                "objective to auto"
             )
 
     def head_flops(self, stage: Stage) -> float:

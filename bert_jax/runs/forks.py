@@ -5,6 +5,7 @@ import os
 
 from bert_jax.config import ModelConfig, TrainConfig, settings
 from bert_jax.errors import UserError, refuse
+from bert_jax.models.positions import position_kind
 from bert_jax.objectives import objective_name
 from bert_jax.runs import weights
 from bert_jax.runs import workdir as workdirs
@@ -94,5 +95,5 @@ def _check_state(config: TrainConfig, fork: AnyPath, saved: TrainConfig) -> None
 
 def _fits(model: ModelConfig, positions: int) -> bool:
     """Return whether the parameters of a model can be used with another number of positions."""
-    kind, is_longer = model.position_embedding_type, positions >= model.max_position_embeddings
-    return kind in ("rotary", "sinusoidal") or (kind == "absolute" and is_longer)
+    kind, is_longer = position_kind(model), positions >= model.max_position_embeddings
+    return not kind.scores and (is_longer or not kind.is_learned)

@@ -16,6 +16,7 @@ from bert_jax.config.validation import validate, validate_model
 from bert_jax.distributed import hosts
 from bert_jax.distributed.devices import resolve_dtype
 from bert_jax.errors import UserError, refuse
+from bert_jax.models.positions import position_kind
 from bert_jax.runs import forks, vocabulary, weights
 from bert_jax.runs import workdir as workdirs
 from bert_jax.runs.workdir import Workdir
@@ -215,7 +216,7 @@ def resolve(
     workdirs.resume_settings(config, workdir)
     validate(config)
     config.model = resolve_dtype(config.model, jax.local_devices()[0])
-    hosts.check_same_run(config, workdir=str(workdir.address), init=init, fork=fork)
+    hosts.check_same_command(config, workdir=str(workdir.address), init=init, fork=fork)
     if hosts.count() > 1 and config.parallel.mode == "pmap":
         raise UserError("parallel.mode pmap runs on one host; set it to mesh")
     hosts.run_on_all_hosts(lambda: workdirs.check(workdir, config))
@@ -237,7 +238,7 @@ def own_config(path: AnyPath, fork: str | AnyPath | None = None) -> TrainConfig 
 
 def _print_if_interpolated(source: ModelConfig, model: ModelConfig) -> None:
     few, many = source.max_position_embeddings, model.max_position_embeddings
-    if few < many and source.position_embedding_type == "absolute":
+    if few < many and position_kind(source).is_learned:
         hosts.print_on_main(f"positions  {few:,} learned positions, interpolated to {many:,}")
 
 

@@ -133,7 +133,7 @@ class TextTask(Task):
             features_of_example = list(zip(*choices, strict=True))
             for number, sequences in enumerate(features_of_example):
                 span = number, len(features_of_example)
-                features.add(index, self.target(example), sequences, span=span)
+                features.add(index, self.target(example), sequences, note=span)
             features.truncated += is_truncated
             features.windowed += len(features_of_example) > 1
         return features
@@ -156,7 +156,7 @@ class TextTask(Task):
 
     def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
         """Return the logits of an example: the mean over the windows of its text."""
-        _, count = features.spans[index]
+        _, count = features.notes[index]
         return logits.copy() if count == 1 else (0 if before is None else before) + logits / count
 
     def target(self, example: Example) -> float | np.ndarray:
@@ -185,7 +185,7 @@ class Classification(TextTask):
 
     def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
         """Return the logits of an example, or of each window so far."""
-        number, count = features.spans[index]
+        number, count = features.notes[index]
         if count == 1:
             return logits.copy()
         windows = np.zeros((count, *logits.shape), logits.dtype) if before is None else before

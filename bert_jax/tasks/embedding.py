@@ -290,14 +290,14 @@ class Embedding(Retrieval):
             for window in range(counts.max()):
                 chosen = np.minimum(window, counts - 1)
                 texts = (windows[number][i] for number, i in zip(own, chosen, strict=True))
-                features.add(index, label, texts, span=(window < counts) / counts)
+                features.add(index, label, texts, note=(window < counts) / counts)
         features.truncated = sum(len(tokens) > room for tokens in encoded)
         features.windowed = sum(len(each) > 1 for each in windows)
         return features
 
     def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
         """Return the vectors of the texts of an example, each the mean of its windows' vectors."""
-        shares = features.spans[index]
+        shares = features.notes[index]
         if before is None and (shares == 1).all():
             return logits.copy()
         return (0 if before is None else before) + shares[:, None] * logits

@@ -200,7 +200,7 @@ class LateInteraction(EncodingTask):
                 role = _SCORED if config.expansion == "attended" else _EXPANSION
                 sequence = np.pad(sequence, padding, constant_values=tokenizer.mask_id)
                 roles = np.pad(roles, padding, constant_values=role)
-            features.add(index, index, [(sequence, len(sequence))], span=len(ids) > room)
+            features.add(index, index, [(sequence, len(sequence))], note=len(ids) > room)
             features.roles.append(roles)
         return features
 

@@ -224,7 +224,7 @@ class QuestionAnswering(Task):
 
     def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
         """Return the best `Answers` of the `n_best` best starts, of central tokens, and ends."""
-        config, window = self.config, features.spans[index]
+        config, window = self.config, features.notes[index]
         before, second_start = before or Answers(), features.second_starts[index]
         logits = np.nan_to_num(logits.astype(float), nan=-_LIMIT, posinf=_LIMIT, neginf=-_LIMIT)
         null = min(before.null, float(logits[0, 0] + logits[1, 0]))

@@ -228,7 +228,7 @@ class Reranker(Task):
             count = features.choices
             for start in range(0, len(passages), count):
                 part = slice(start, start + count)
-                features.add(index, labels[part], sequences[part], span=(start, len(passages)))
+                features.add(index, labels[part], sequences[part], note=(start, len(passages)))
         return features
 
     def objective(self, model: TaskModel) -> PredictionObjective:
@@ -236,7 +236,7 @@ class Reranker(Task):
         return LabelsObjective(model) if is_listwise else BinaryObjective(model)
 
     def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
-        start, count = features.spans[index]
+        start, count = features.notes[index]
         scores = np.full(count, np.nan) if before is None else before
         scores[start : start + len(logits)] = logits  # the features come in any order
         return scores

@@ -131,7 +131,7 @@ class EncodingTask(Retrieval):
         *,
         is_query: bool = False,
     ) -> Features:
-        """Return the features of texts, one a text; `spans` says which were truncated."""
+        """Return the features of texts, one a text; `notes` says which were truncated."""
 
     @classmethod
     def check(cls, config: FinetuneConfig) -> None:

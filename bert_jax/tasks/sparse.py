@@ -157,7 +157,7 @@ class Sparse(EncodingTask):
         for index, ids in enumerate(tokenizer.encode(texts)):
             features.truncated += len(ids) > room
             sequence = build_sequence([ids[:room]], tokenizer, model)
-            features.add(index, index, [sequence], span=len(ids) > room)
+            features.add(index, index, [sequence], note=len(ids) > room)
         return features
 
     def collect(

@@ -129,7 +129,7 @@ class TokenClassification(Task):
         # Of each word, the number and the probability of its tag in the window where the least
         # of its context is missing, and how many tokens it has there on its shorter side.
         prediction = dict(before or {})
-        for word, position, context in features.spans[index]:
+        for word, position, context in features.notes[index]:
             if word not in prediction or context > prediction[word][2]:
                 best = int(logits[position].argmax())
                 prediction[word] = best, float(softmax(logits[position])[best]), context

@@ -12,6 +12,7 @@ from bert_jax import console
 from bert_jax.config import FinetuneConfig, TrainConfig
 from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
+from bert_jax.storage.json_files import write_text
 from bert_jax.training import curves, sinks
 from bert_jax.training.objective import Figure, Metrics
 
@@ -80,8 +81,8 @@ class Writer(contextlib.AbstractContextManager["Writer"]):
         self._draws = hosts.is_main()
         if hosts.is_main():
             lines = [json.dumps(record) + "\n" for record in self.records]
-            hosts.write_on_main(self._path, "".join(lines))
-            hosts.write_on_main(folder / BASELINES, json.dumps(self.baselines) + "\n")
+            write_text(self._path, "".join(lines))
+            write_text(folder / BASELINES, json.dumps(self.baselines) + "\n")
             with self._dropping_on_error(_EVENTS):
                 self._sinks[_EVENTS] = sinks.TensorBoard(folder, step, config)
             for service in config.log_to if config else ():

@@ -133,6 +133,18 @@ def test_packed_examples_share_sequences_of_about_one_length(size, longest, coun
     assert len(set(seen)) == len(seen)
 
 
+@pytest.mark.parametrize("max_length", [30, 45, 50])
+@pytest.mark.parametrize("size", [128, 512])
+def test_sequences_of_full_examples_are_padded_to_what_fits_them(size, max_length):
+    features = features_of([max_length] * 2048, choices=2)
+    features.is_packed = True
+    batches = BucketedBatches(Batcher(features, FakeTokenizer(), 2, max_length), size, 8, seed=0)
+    assert batches.per_sequence > 1
+    batch = batches[0]["attention_mask"]
+    assert (batch > 0).sum() == 2 * size * max_length
+    assert batch.shape[1] < batches.per_sequence * 2 * max_length + 8
+
+
 def test_each_process_reads_its_indices():
     batcher = batcher_of(np.random.default_rng(0).integers(3, 60, 40))
     batches = BucketedBatches(batcher, 8, 5, 0)

@@ -119,7 +119,7 @@ def test_the_best_constant_prediction(metrics):
 def test_a_prediction_has_its_probability():
     task, predictions = classes("a", "b", "c"), [None] * 2
     logits = np.array([1.0, 3.0, 2.0], np.float32)
-    features = Features(spans=[(0, 1)] * 2)
+    features = Features(notes=[(0, 1)] * 2)
     predictions[1] = task.collect(None, features, 0, logits)
     predictions[0] = task.collect(None, features, 1, np.array([1000.0, -1000.0, 0.0], np.float32))
     softmax = np.exp(logits) / np.exp(logits).sum()
@@ -213,7 +213,7 @@ def test_numbers():
     assert list(task.metrics) == ["pearson", "spearman"]
     assert task.constant_score(labelled(1.0, 2.0)) == 0.0
     assert task.example_labels(labelled(1.0)[0]) == ()
-    predictions[0] = task.collect(None, Features(spans=[(0, 1)]), 0, np.float32([2.5]))
+    predictions[0] = task.collect(None, Features(notes=[(0, 1)]), 0, np.float32([2.5]))
     examples = [Example(None, "a:1", ("fox",), 3.0), Example("x", "a:2", ("fox",), None)]
     assert task.to_json(examples[0], predictions[0]) == {"value": 2.5}
     assert write(task, examples, [predictions[0], 1.0]) == [

@@ -126,7 +126,7 @@ def test_a_head_of_another_number_of_choices(tmp_path):
 def test_predictions():
     examples = [Example(None, "a:1", TEXTS, "2"), Example("x", "a:2", TEXTS, "0")]
     chooser, predictions = task("0", "1", "2", "3"), [None] * 2
-    features = Features(spans=[(0, 1)] * 2)
+    features = Features(notes=[(0, 1)] * 2)
     predictions[0] = chooser.collect(None, features, 0, np.array([0, 1, 4, 2], np.float32))
     predictions[1] = chooser.collect(None, features, 1, np.array([0, 0, 0, 9], np.float32))
     assert chooser.score(examples, predictions)["accuracy"] == 0.5

@@ -90,12 +90,12 @@ def test_windows_by_hand(tokenizer):
     assert labels[:3] == [[0, 0], [0, 0], [8, 9]]
     assert labels[3:6] == [[7, 7], [0, 0], [0, 0]]  # the first answer is the label
     assert labels[6:] == [[0, 0]] * 3
-    assert [span.is_central.tolist() for span in features.spans[:3]] == [
+    assert [span.is_central.tolist() for span in features.notes[:3]] == [
         [True, True, True, True, False],
         [False, False, True, True, False],
         [False, False, True, True, True],
     ]
-    assert features.spans[1].offsets.tolist() == [[8, 12], [12, 13], [14, 18], [19, 22], [23, 27]]
+    assert features.notes[1].offsets.tolist() == [[8, 12], [12, 13], [14, 18], [19, 22], [23, 27]]
     assert features.truncated == 0
     assert features.skipped == []
 
@@ -207,7 +207,7 @@ def test_every_answer_is_in_a_window_and_read_from_it(case, kind, room, stride):
         assert any(has_it)
     for index, label in enumerate(features.labels):
         first = label[0] - features.second_starts[index]
-        if label[0] and features.spans[index].is_central[first]:
+        if label[0] and features.notes[index].is_central[first]:
             logits = np.zeros((2, len(features.sequences[index])))
             logits[[0, 1], label] = 1
             predictions = reader.collect(None, features, index, logits)
@@ -218,7 +218,7 @@ def exhaustive_answers(task, features, logits, context):
     """Return the best answers of all windows of one example: every start and end, one at a time."""
     config, candidates = task.config, []
     for index, (start_logits, end_logits) in enumerate(logits):
-        window, second = features.spans[index], features.second_starts[index]
+        window, second = features.notes[index], features.second_starts[index]
         tokens = range(len(window.offsets))
         starts = sorted(
             (i for i in tokens if window.is_central[i]), key=lambda i: -start_logits[second + i]

@@ -133,9 +133,9 @@ def test_a_word_is_predicted_where_it_has_most_context(wordpiece, sentences, max
     for index, sequence in enumerate(features.sequences):
         assert len(sequence) <= max_length
         labelled = [i for i, label in enumerate(features.labels[index]) if label != NO_LABEL]
-        assert labelled == [position for _, position, _ in features.spans[index]]
+        assert labelled == [position for _, position, _ in features.notes[index]]
         example = features.example_indices[index]
-        for word, position, _ in features.spans[index]:
+        for word, position, _ in features.notes[index]:
             context = min(position - 1, len(sequence) - 1 - position)
             found[example, word].append((context, -index, tags[index, position]))
             ids = wordpiece.encode([examples[example].texts[word]])[0]

@@ -41,7 +41,7 @@ def test_every_token_is_in_a_window_and_no_window_is_too_long(wordpiece, count, 
         covered += list(sequence[1 + end - start : -1]) if number else list(sequence[1:-1])
         end = start + len(sequence) - 2
     assert covered == ids[: longest - 2]
-    assert found.spans == [(number, len(found)) for number in range(len(found))]
+    assert found.notes == [(number, len(found)) for number in range(len(found))]
     assert found.labels == [1] * len(found)
     assert found.windowed == (len(found) > 1) == (min(count, longest - 2) > POSITIONS - 2)
     assert found.truncated == (count > longest - 2)
@@ -169,7 +169,7 @@ def test_the_vector_of_a_text_is_the_mean_over_its_windows(tiny_bert, stride):
     (query,) = (
         make_task(task)
         .features([Example(None, "", (texts[1], texts[0]), 1.0)], bert.tokenizer, bert.config, 80)
-        .spans[-1:]
+        .notes[-1:]
     )
     assert query[0] == 0
     assert query[1] < 1
