@@ -43,7 +43,7 @@ def files(
         joined = tokenizers.Tokenizer.from_str(contents["tokenizer.json"].decode())
         joins_otherwise = joined.num_special_tokens_to_add(True) != 2 + separators
         if joins_otherwise if separators > 1 else tokenizer.kind != "wordpiece":
-            joined.post_processor = Tokenizer.template(tokenizer, separators)
+            joined.post_processor = tokenizer.template(separators)
             contents["tokenizer.json"] = joined.to_str(pretty=True).encode()
         content = json.loads(contents["tokenizer.json"])
         contents |= _vocabulary(tokenizer, content)

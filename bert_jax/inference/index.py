@@ -161,13 +161,18 @@ class TextIndex:
         Raises:
           UserError: there is no index, or it is damaged, or of another model.
         """
+        refuse(
+            is_remote(str(path)),
+            f"{path} is not on a disk",
+            fix="copy the index to one, and give that folder",
+        )
         path, bert = on_disk(path), None if bert is None else cls._loaded(bert)
         record_path = path / _RECORD
         if not os.path.exists(record_path):
             raise UserError(
                 f"{path} is no index; build one by bert-jax index CHECKPOINT FILES --output=INDEX"
             )
-        record = json_files.read_json(record_path, _REMEDY, is_record=True)
+        record = json_files.read_record(record_path, _REMEDY)
         if record.get("format") != _FORMAT:
             raise UserError(f"{path} is of another version of this package; {_REMEDY}")
         try:

@@ -32,7 +32,7 @@ def train_seed(
     config, task, path = run.config, run.task, folder / "result.json"
     remedy = f"remove {folder} to train this seed again"
     earlier = hosts.broadcast_from_main(
-        lambda: json_files.read_json(path, remedy, is_record=True) if path.exists() else None
+        lambda: json_files.read_record(path, remedy) if path.exists() else None
     )
     if earlier:
         return earlier

@@ -12,8 +12,8 @@ from bert_jax.errors import UserError, first_line, refuse
 from bert_jax.storage import paths
 
 State = tuple[Any, ...]  # the size in bytes, and what changes with the content
-# As file systems name it; a size alone is known of a server that has none of these.
 _CHECK = "check the address, the network and your credentials, and repeat the command"
+# As file systems name it; a size alone is known of a server that has none of these.
 _VERSIONS = ("ETag", "etag", "generation", "created", "mtime")
 
 

@@ -27,8 +27,8 @@ from bert_jax.tasks.classification import correlations
 from bert_jax.tasks.readers import Record
 from bert_jax.tasks.retrieval import RETRIEVAL_METRICS, Retrieval, number_texts
 from bert_jax.tasks.sequences import build_sequence, longest_sequence, text_windows
-from bert_jax.text.files import file_type
-from bert_jax.text.records import read_records
+from bert_jax.text.files import existing, file_type
+from bert_jax.text.records import REMEDY, text_lines
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.objective import PredictionObjective
 
@@ -210,7 +210,7 @@ class Embedding(Retrieval):
         return self._make_pairs(fields) if makes_pairs else fields
 
     def _read_lines(self, source: str) -> Iterator[Record]:
-        lines = read_records(source, lines=True)
+        lines = text_lines(existing(source, REMEDY))
         return self._make_pairs(Record(r.where, {"texts": (r.fields["text"],)}) for r in lines)
 
     def _make_pairs(self, records: Iterator[Record]) -> Iterator[Record]:

@@ -10,9 +10,7 @@ from bert_jax.config import DataFiles
 from bert_jax.errors import UserError
 from bert_jax.text import builtin
 from bert_jax.text.files import existing, file_type, read_lines
-from bert_jax.text.records import Record, is_dataset, parse_json, read_records
-
-_REMEDY = "give a file, or tfds:NAME@SPLIT"
+from bert_jax.text.records import REMEDY, Record, is_dataset, parse_json, read_records
 
 
 def text_columns(data: DataFiles) -> list[str]:
@@ -50,7 +48,7 @@ def builtin_pairs(source: str) -> Iterator[Record] | None:
 def conll(source: str) -> Iterator[Record]:
     """Yield the sentences of a CoNLL file: {"tokens": [...], "tags": [...] or None}."""
     # The first column is a word, the last of several its tag; no sign starts a comment.
-    path, width = existing(source, _REMEDY), 0
+    path, width = existing(source, REMEDY), 0
     # Not held by a name, so that the file is closed as soon as an error is raised.
     for is_sentence, lines in itertools.groupby(
         ((n, _columns(line)) for n, (line, _) in enumerate(read_lines(path, strip=False), start=1)),
@@ -100,7 +98,7 @@ def questions(records: Iterable[Record], *, need_ids: bool = True) -> Iterator[R
 
 
 def _nested_questions(source: str) -> Iterator[Record]:
-    lines = read_lines(existing(source, _REMEDY), strip=False, longest=1 << 30)
+    lines = read_lines(existing(source, REMEDY), strip=False, longest=1 << 30)
     text = "".join(line for line, _ in lines)
     if not text.strip():
         return

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import re
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from pydoc_data import topics
 
@@ -79,9 +79,8 @@ def described(split: str) -> list[tuple[str, str]]:
     files = [(name, list(_signatures(name, path.read_bytes()))) for name, path in _files()]
     public: dict[tuple[str, str], str] = {}
     for name, definitions in files:
-        for signature, is_public, docstring in definitions:
-            if is_public and (found := _sentences(docstring)):
-                public.setdefault((found[0], signature), name)
+        for signature, sentence in _public(definitions):
+            public.setdefault((sentence, signature), name)
     held_out = _held_out(collections.Counter(("", name) for name in public.values()))
     if split == "eval":
         return [pair for pair, name in public.items() if name in held_out]
@@ -104,10 +103,16 @@ def functions() -> list[str]:
     """Return each public function and class: its signature, and what it does in a sentence."""
     does: dict[str, str] = {}
     for name, path in _files():
-        for signature, is_public, docstring in _signatures(name, path.read_bytes()):
-            if is_public and (found := _sentences(docstring)):
-                does.setdefault(signature, found[0])
+        for signature, sentence in _public(_signatures(name, path.read_bytes())):
+            does.setdefault(signature, sentence)
     return [f"{signature}: {sentence}" for signature, sentence in does.items()]
+
+
+def _public(definitions: Iterable[tuple[str, bool, str]]) -> Iterator[tuple[str, str]]:
+    """Yield the signatures of what is public, each with the first sentence about it."""
+    for signature, is_public, docstring in definitions:
+        if is_public and (found := _sentences(docstring)):
+            yield signature, found[0]
 
 
 def _sentences(text: str) -> list[str]:

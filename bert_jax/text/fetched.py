@@ -16,11 +16,9 @@ from pathlib import Path
 from bert_jax import console
 from bert_jax.errors import UserError
 from bert_jax.storage import locks, paths, remote
-from bert_jax.text import shards, store
+from bert_jax.text import files, records, shards, store
 
 _WITHOUT_LISTS = ("http:", "https:", "file:")  # their stores are not copied
-# These save requests.
-_OF_TEXT = (".txt", ".jsonl", ".json", ".ndjson", ".csv", ".tsv", ".parquet", ".gz", ".xz")
 _SPACE = "set XDG_CACHE_HOME to a folder with enough space"
 
 
@@ -28,8 +26,9 @@ def is_store(source: str) -> bool:
     """Return whether a source is a store, on a disk or not."""
     if not paths.is_remote(source):
         return store.is_store(source)
-    is_text = {*source} & {*"*?[,"} or Path(source).suffix in _OF_TEXT
-    if is_text or source.startswith(_WITHOUT_LISTS):
+    # The name of a text saves requests.
+    is_text = records.reader(source) or files.suffix(source) in (".txt", *files.OPENERS)
+    if is_text or {*source} & {*"*?[,"} or source.startswith(_WITHOUT_LISTS):
         return False
     return any(remote.exists(f"{source.rstrip('/')}/{name}") for name in ("store.json", "shards"))
 

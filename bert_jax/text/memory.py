@@ -4,13 +4,13 @@ import contextlib
 import filecmp
 import json
 import math
-import os
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from bert_jax.errors import UserError
+from bert_jax.storage.json_files import replacement
 from bert_jax.text.records import Record, class_names, plain_value
 
 _Text = TypeVar("_Text")
@@ -61,29 +61,25 @@ def write_texts(data: Any, path: Path, text_field: str, *, may_replace: bool) ->
       text_field: the column of the text.
       may_replace: whether no run has been trained on the texts of the file.
     """
-    temporary = path.with_suffix(".tmp")
     lines, count = _lines_of_texts(data, text_field), 0
-    with _writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = temporary.open("w", encoding="utf-8")
-    try:
-        with file:
-            for count, line in enumerate(lines, start=1):  # noqa: B007 - it is read below
-                with _writing(path):
-                    file.write(line)
+    with contextlib.ExitStack() as stack:
+        with _writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(replacement(path))
+        for count, line in enumerate(lines, start=1):  # noqa: B007 - it is read below
+            with _writing(path):
+                file.write(line.encode())
         if not count:
             raise UserError(
                 "texts has no texts; give one or more (a generator can be read only once)"
             )
-        if path.exists() and not may_replace and not filecmp.cmp(path, temporary, shallow=False):
+        with _writing(path):
+            file.flush()
+        if path.exists() and not may_replace and not filecmp.cmp(path, file.name, shallow=False):
             raise UserError(
                 f"{path} has other texts than the ones given; give the same texts, choose another "
                 "workdir, or remove it if no run has been trained on it"
             )
-        with _writing(path):
-            os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

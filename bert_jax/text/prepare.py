@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import math
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -66,10 +65,7 @@ def write(
 
     `restarts` is whether what `folder` has of another text is written over, and not refused.
     """
-    names = os.listdir(folder) if os.path.isdir(folder) else ()
-    of_writing = (locks.NAME, json_files.TEMPORARY)
-    others = [name for name in names if not name.endswith(of_writing)]
-    if others and not store.has_record(folder):
+    if store.other_files(folder) and not store.has_record(folder):
         raise UserError(f"{folder} is not empty and not a store; choose another folder")
     sources = open_sources(data, shard)
     vocab_size = vocab_size or DEFAULT_VOCAB_SIZE
@@ -145,7 +141,8 @@ def _identity(
     *,
     is_whole: bool,
 ) -> dict[str, Any]:
-    text, held_out, *_ = [*(source.identity() for source in sources), fraction]
+    text = sources[0].identity()
+    held_out = sources[1].identity() if len(sources) > 1 else fraction
     if is_whole:
         text, held_out = merge_identities([text]), merge_identities([held_out])
     if isinstance(tokenizer, Tokenizer):

@@ -26,6 +26,7 @@ JSON_LINES = (".jsonl", ".json", ".ndjson")
 FASTA, FASTA_MARK = (".fasta", ".fa", ".faa", ".fna"), ">"
 _PARQUET, _PARQUET_ROWS = ".parquet", 1024  # rows that are read at once
 _TFDS = "tfds:"
+REMEDY = "give a file, or tfds:NAME@SPLIT"  # for a file that does not exist
 DEFAULT_SPLIT = "train"  # of a dataset of TFDS
 # The groups of TFDS that have datasets for the tasks of this package.
 _GROUPS = ("question_answering", "summarization", "text", "translate")
@@ -73,7 +74,7 @@ def is_dataset(source: str) -> bool:
 
 
 def read_records(
-    source: str, columns: Sequence[str] = (), *, skips_ragged: bool = False, lines: bool = False
+    source: str, columns: Sequence[str] = (), *, skips_ragged: bool = False
 ) -> Iterator[Record]:
     """Return the records of a file or of a dataset.
 
@@ -82,7 +83,6 @@ def read_records(
       columns: names for the fields of a table whose first row has none of these names.
       skips_ragged: whether a row of a table with another number of fields is a record without
         fields, rather than an error.
-      lines: whether any other file is plain text, whose records are {"text": LINE}.
 
     Raises:
       UserError: the source does not exist, or is of an unknown kind. A malformed record raises it
@@ -97,8 +97,8 @@ def read_records(
         if not source.partition("@")[2]:
             raise UserError(f"{source} names no split; add one, such as {source.rstrip('@')}@train")
         return read_dataset(source, open_dataset(source))
-    path = existing(source, remedy="give a file, or tfds:NAME@SPLIT")
-    read = reader(path) or (text_lines if lines else None)
+    path = existing(source, REMEDY)
+    read = reader(path)
     if read is table_rows:
         return table_rows(path, columns, skips_ragged=skips_ragged)
     if read:
@@ -115,9 +115,10 @@ def texts(source: str, column: str, setting: str) -> Iterator[tuple[str, Record]
       source: a file of plain lines, or of records with a text in `column`; or "-" for stdin.
       column: its name, which `setting` sets.
     """
-    is_plain = reader(source) is None
-    for record in text_lines(source) if source == STDIN else read_records(source, lines=True):
-        text = record.field("text" if is_plain else column, setting)
+    read = reader(source)
+    path = source if source == STDIN else existing(source, REMEDY)
+    for record in (read or text_lines)(path):
+        text = record.field(column if read else "text", setting)
         if not isinstance(text, str | None):
             raise UserError(f"{record.where} has no text in {column!r}; set {setting} to another")
         yield text or "", record

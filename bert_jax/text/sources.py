@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.config import DataConfig
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, refuse
 from bert_jax.storage import paths, remote
 from bert_jax.text import builtin, files, records, sentences
 from bert_jax.text.files import read_lines
@@ -253,6 +253,7 @@ class BuiltinSource(Source):
     size = 100  # per cent: the number of texts is unknown before they are read
 
     def __init__(self, name: str, data: DataConfig, shard: Shard | None = None):
+        refuse(name != "builtin", f"data.source {name} is unknown", fix="set it to builtin")
         self.name = "the documentation of Python's standard library"
 
     def identity(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.storage import checksums, daemon_thread, json_files
+from bert_jax.storage import checksums, daemon_thread, json_files, locks
 from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -138,15 +138,18 @@ def is_store(path: str | Path) -> bool:
 
 def is_only_store(path: Path) -> bool:
     """Return whether a folder is a store, and has nothing else."""
-    names = os.listdir(path) if path.is_dir() else ()
-    others = [name for name in names if not name.endswith(json_files.TEMPORARY)]
-    return has_record(path) and {*others} <= {*CONTENT, "progress.json", ".lock"}
+    return has_record(path) and other_files(path) <= {*CONTENT, "progress.json"}
+
+
+def other_files(folder: Path) -> set[str]:
+    """Return the names in a folder, if it is one, but for those that only writing leaves there."""
+    names = os.listdir(folder) if os.path.isdir(folder) else ()
+    return {name for name in names if name != locks.NAME and not json_files.is_temporary(name)}
 
 
 def read_record(path: Path) -> dict[str, Any]:
     """Return the content of a `store.json` or a `progress.json`."""
-    # The progress of earlier versions had no checksum.
-    return json_files.read_json(path, REMEDY, is_record=path.name == "store.json")
+    return json_files.read_record(path, REMEDY)
 
 
 def has_tokenizer(record: Mapping[str, Any]) -> bool:

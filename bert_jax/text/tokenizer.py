@@ -149,7 +149,7 @@ class Tokenizer(abc.ABC):
     def encode_with_masks(self, text: str) -> list[int]:
         """Return the token ids of a text in which "[MASK]", or the mask token itself, is masked."""
         *parts, last = text.replace(self.id_to_token(self.mask_id), "[MASK]").split("[MASK]")
-        if self._mask_includes_space:
+        if self._drops_space_before_mask:
             parts = [part.removesuffix(" ") for part in parts]
         first, *others = [*parts, last]
         ids = [*self.encode([first])[0]]
@@ -158,8 +158,8 @@ class Tokenizer(abc.ABC):
         return [int(index) for index in ids]
 
     @property
-    def _mask_includes_space(self) -> bool:
-        """Whether the mask token includes the space before it."""
+    def _drops_space_before_mask(self) -> bool:
+        """Whether a space before the mask token is part of that token."""
         return True
 
     def encode_rest(self, text: str) -> Sequence[int]:
@@ -256,7 +256,7 @@ class FastTokenizer(Tokenizer):
 
     special: tuple[str, str, str, str, str]  # for padding, unknown text, [CLS], [SEP] and [MASK]
     _decoder: decoders.Decoder
-    _mask_strips: bool  # whether the mask token includes the space before it
+    _mask_lstrip: bool  # `lstrip` of a mask token that is added here
 
     def __init__(self, tokenizer: tokenizers.Tokenizer):
         tokenizer.no_padding()
@@ -273,15 +273,19 @@ class FastTokenizer(Tokenizer):
             raise UserError(f"the ids are not 0 to {len(ids) - 1}; fetch the vocabulary again")
         super().__init__(sorted(ids, key=ids.__getitem__), [ids[t] for t in self.special])
         if tokenizer.post_processor is None:  # other libraries need it to join texts as we do
-            tokenizer.post_processor = self.template()
+            tokenizer.post_processor = self._own_post_processor()
         self.separators = num_separators(tokenizer, self.cls_id, self.sep_id)
+
+    def _own_post_processor(self) -> processors.PostProcessor:
+        """Return how texts are joined where the tokenizer's file does not say it."""
+        return self.template()
 
     @classmethod
     def from_model(cls, tokenizer: tokenizers.Tokenizer):
         """Add what does not depend on the vocabulary: special tokens and decoder."""
         tokenizer.decoder = cls._decoder
         result = cls(tokenizer)  # refuses a vocabulary that has not all special tokens
-        mask = tokenizers.AddedToken(cls.special[-1], lstrip=cls._mask_strips, special=True)
+        mask = tokenizers.AddedToken(cls.special[-1], lstrip=cls._mask_lstrip, special=True)
         tokenizer.add_special_tokens([*cls.special[:-1], mask])
         return result
 
@@ -313,7 +317,7 @@ class WordPieceTokenizer(FastTokenizer):
     kind = "wordpiece"
     special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
     _continuation = re.compile("##")
-    _decoder, _mask_strips = decoders.WordPiece(), False
+    _decoder, _mask_lstrip = decoders.WordPiece(), False
 
     @classmethod
     def from_vocabulary(
@@ -349,7 +353,7 @@ class ByteLevelTokenizer(FastTokenizer):
     kind = "byte_bpe"
     special = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
     _continuation = re.compile("(?!Ġ)")
-    _decoder, _mask_strips = decoders.ByteLevel(), True
+    _decoder, _mask_lstrip = decoders.ByteLevel(), True
 
     def __init__(self, tokenizer: tokenizers.Tokenizer):
         if tokenizer.token_to_id("[MASK]") is not None:
@@ -357,7 +361,7 @@ class ByteLevelTokenizer(FastTokenizer):
         super().__init__(tokenizer)
 
     @property
-    def _mask_includes_space(self) -> bool:
+    def _drops_space_before_mask(self) -> bool:
         added = self._tokenizer.get_added_tokens_decoder().get(self.mask_id)
         return added is None or added.lstrip
 
@@ -379,9 +383,9 @@ class ByteLevelTokenizer(FastTokenizer):
         is_readable = text and text.isprintable() and "\ufffd" not in text
         return text.replace(" ", "Ġ") if is_readable else self.id_to_token(index)
 
-    def template(self, separators: int = 1) -> processors.PostProcessor:
+    def _own_post_processor(self) -> processors.PostProcessor:
         if self.special == WordPieceTokenizer.special:
-            return super().template(separators)
+            return super()._own_post_processor()
         prefix = getattr(self._tokenizer.pre_tokenizer, "add_prefix_space", False)
         first, last = ("<s>", self.cls_id), ("</s>", self.sep_id)
         return processors.RobertaProcessing(last, first, add_prefix_space=prefix)

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import tokenizers
@@ -25,7 +25,6 @@ _WORDS = pre_tokenizers.Split(tokenizers.Regex(r"▁?[\p{L}\p{M}]+"), "isolated"
 _LEAD = 1e-3  # in log probability, of a word over what else could spell it
 _MAX_PASSES = 20
 _UNKNOWN = 10.0  # that SentencePiece has an unknown piece below the lowest score
-_BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
 @console.working("adding tokens to the vocabulary", says_end=False)
@@ -76,9 +75,7 @@ def _extended_json(tokenizer: Tokenizer, sentences: Iterable[str], count: int) -
     else:
         inner.model.dropout = None  # which would spell a word differently each time
         spelled = ([token.value for token in inner.model.tokenize(word)] for word in words)
-        is_byte = bool(model.get("byte_fallback"))
-        apart = {name for name in known if is_byte and _BYTE.fullmatch(name)}
-        apart.add(model.get("unk_token") or "")
+        apart = {model.get("unk_token") or ""}
         merges, new = next_merges(_runs(spelled, words.values(), apart), known, count)
         model["merges"] += itertools.filterfalse(
             {*map(tuple, model["merges"])}.__contains__, merges
@@ -125,7 +122,7 @@ def _choose_words(
 def _extended_sentencepiece(
     tokenizer: SentencePieceTokenizer, sentences: Iterable[str], count: int
 ) -> Tokenizer:
-    (name, content) = next(iter(tokenizer.files().items()))
+    [content] = tokenizer.files().values()
     model = sentencepiece_model.Model.FromString(content)
     trainer, kind = model.trainer_spec, model.trainer_spec.model_type
     refuse(
@@ -143,44 +140,37 @@ def _extended_sentencepiece(
     scores = {piece.piece: piece.score for piece in model.pieces if piece.type == NORMAL}
     known = {piece.piece for piece in model.pieces}
     lowest = min(scores.values())
-    added: dict[str, float] = {}
+
+    def build(added: Mapping[str, float]) -> SentencePieceTokenizer:
+        larger = sentencepiece_model.Model.FromString(content)
+        for word, score in added.items():
+            larger.pieces.add(piece=word, score=score)
+        return SentencePieceTokenizer(larger.SerializeToString())
+
     if kind == BPE:
         spelled = tokenizer.spell([*words])
         _, new = next_merges(_runs(spelled, words.values(), known - scores.keys()), known, count)
         # Of two pairs, that whose token has the higher score is merged first.
-        added = {word: lowest - 1 - index for index, word in enumerate(new)}
-    else:
-        total = words.total()
-        added = {
-            word: math.log(words[word] / total) for word in _most_frequent(words, known)[:count]
-        }
-
-    def build() -> SentencePieceTokenizer:
-        larger = sentencepiece_model.Model.FromString(content)
-        for word, score in added.items():
-            larger.pieces.add(piece=word, score=score)
-        result = tokenizer_loading.from_files({name: larger.SerializeToString()}, _NAME)
-        assert isinstance(result, SentencePieceTokenizer)
-        return result
+        return build({word: lowest - 1 - index for index, word in enumerate(new)})
+    total, new = words.total(), _most_frequent(words, known)[:count]
+    added = {word: math.log(words[word] / total) for word in new}
 
     def several() -> dict[str, list[str]]:
         spelled = dict(zip(added, result.spell([*added]), strict=True))
         return {word: tokens for word, tokens in spelled.items() if tokens != [word]}
 
-    result = build()
-    # Until each word of a unigram is one token, and not the shorter ones among them.
-    for _ in range(_MAX_PASSES if kind == UNIGRAM else 0):
+    result = build(added)
+    # Until each word is one token, and not the shorter ones among them.
+    for _ in range(_MAX_PASSES):
         if not (split_words := several()):
             return result
         for word, tokens in split_words.items():
             of_tokens = ({**scores, **added}.get(token, lowest - _UNKNOWN) for token in tokens)
             added[word] = max(added[word], sum(of_tokens)) + _LEAD
-        result = build()
-    if kind == UNIGRAM:  # what never is, such as a word that the normalizer changes again
-        for word in several():
-            del added[word]
-        result = build()
-    return result
+        result = build(added)
+    for word in several():  # which never are, such as those that the normalizer changes again
+        del added[word]
+    return build(added)
 
 
 def _count_words(inner: tokenizers.Tokenizer, sentences: Iterable[str]) -> Counter[str]:

@@ -41,8 +41,8 @@ def train(sentences: Iterable[str], config: TokenizerConfig, vocab_size: int) ->
     chosen = sample(sentences, MAX_SENTENCES)
     if not chosen:
         raise UserError("data.source has no text to train a tokenizer on; give more text")
-    trainers = {WordPieceTokenizer.kind: _train_wordpiece, ByteLevelTokenizer.kind: _train_bytes}
-    tokenizer = trainers.get(config.kind, _train_sentencepiece)(chosen, config, vocab_size)
+    others = {WordPieceTokenizer.kind: _train_wordpiece, ByteLevelTokenizer.kind: _train_bytes}
+    tokenizer = others.get(config.kind, _train_sentencepiece)(chosen, config, vocab_size)
     if tokenizer.vocab_size > vocab_size:
         need = f"{config.kind} needs {tokenizer.vocab_size} tokens"
         raise UserError(f"model.vocab_size {vocab_size} is too small: {need}; raise it")

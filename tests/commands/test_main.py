@@ -169,11 +169,13 @@ def test_prepare_replaces_only_a_store(tmp_path, monkeypatch, bert_jax_main):
     (tmp_path / "bad.txt").write_bytes(b"\xff\n")
     with refused("is not UTF-8"):
         bert_jax_main(words[0], "bad.txt", *words[2:], "--force")
-    (tmp_path / "store/mine.txt").write_text("kept")
-    with refused("other files too, and is not replaced"):
-        bert_jax_main(*words, "--force")
-    assert (tmp_path / "store/store.json").read_bytes() == before
-    (tmp_path / "store/mine.txt").unlink()
+    for name in ("mine.txt", "mine.tmp", "mine.lock"):
+        (tmp_path / "store" / name).write_text("kept")
+        with refused("other files too, and is not replaced"):
+            bert_jax_main(*words, "--force")
+        assert (tmp_path / "store/store.json").read_bytes() == before
+        (tmp_path / "store" / name).unlink()
+    (tmp_path / "store/store.json.0123abcd.tmp").touch()  # as a killed process leaves
     shutil.copytree("store", ".store.new", dirs_exist_ok=True)  # as --force of another text leaves
     bert_jax_main(*words, "--force")
     assert (tmp_path / "store/store.json").read_bytes() != before

@@ -211,12 +211,12 @@ def drop_checksum(path) -> None:
 def forge(path, entries) -> None:
     count = len(np.load(path / "vectors.npy")) if len(entries) > 1 else 1
     np.save(path / "entries.npy", np.resize(entries, (count, 3)))
-    sums = json_files.read_json(path / "index.json", "")["checksums"]
+    sums = json_files.read_record(path / "index.json", "")["checksums"]
     rewrite(path / "index.json", checksums=sums | checksums.of_files(path, [path / "entries.npy"]))
 
 
 def rewrite(path, **values) -> None:
-    json_files.write_record(path, json_files.read_json(path, "") | values)
+    json_files.write_record(path, json_files.read_record(path, "") | values)
 
 
 @pytest.mark.parametrize(
@@ -336,6 +336,7 @@ def test_a_model_that_is_gone(built, tmp_path, name, key_words):
         (lambda made: Index.build(made.bert, output="y", texts=["\ud800"]), "is not Unicode"),
         (lambda made: Index.build(made.bert, ["texts.txt"], "/"), "/ already exists"),
         (lambda made: Index.load("/"), "/ is no index"),
+        (lambda made: Index.load("gs://b/i"), "gs://b/i is not on a disk; copy the index to one"),
     ],
 )
 def test_mistakes_of_arguments(built, folder, call, key_words):

@@ -11,7 +11,7 @@ from helpers import refused
 
 import bert_jax
 from bert_jax.storage import json_files, locks, paths, replacement
-from bert_jax.text import files, records, tokenizer_loading, tokenizer_training
+from bert_jax.text import files, memory, records, tokenizer_loading, tokenizer_training
 
 
 @pytest.mark.parametrize("name", ["gs://bucket/model", "s3://bucket/model", "hf:me/model"])
@@ -89,6 +89,9 @@ def test_links_and_pipes_of_strangers_are_not_followed(tmp_path):
     with pytest.raises(OSError, match="symbolic link"), locks.locked(tmp_path):
         pass
     json_files.write_text(tmp_path / "a.json", "{}")
+    (tmp_path / "texts.tmp").symlink_to(kept)
+    memory.write_texts(["a text"], tmp_path / "texts.jsonl", "text", may_replace=True)
+    assert (tmp_path / "texts.tmp").is_symlink()
     assert kept.read_text() == "the only copy"
     model = tmp_path / "model"
     model.mkdir()

@@ -25,6 +25,7 @@ from bert_jax import console
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.storage.locks import locked
+from bert_jax.storage import json_files
 from bert_jax.text import prepare as prepare_lib
 from bert_jax.text import store_writer
 from bert_jax.text.mixture import read, resolve_vocab_size
@@ -275,13 +276,10 @@ def test_progress_of_anything(data, tmp_path, content):
     ],
 )
 def test_progress_of_other_types(data, tmp_path, changes):
-    """Of an earlier version, whose progress had no checksum of its own."""
     with interrupted(FIRST_BATCH):
         prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
     path = tmp_path / "store/progress.json"
-    record = json.loads(path.read_text())
-    del record["crc32c"]
-    path.write_text(json.dumps({**record, **changes}))
+    json_files.write_record(path, {**json_files.read_record(path, ""), **changes})
     with pytest.raises(UserError, match=r"progress.json is damaged .*; remove the folder"):
         prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
 
