@@ -259,32 +259,30 @@ def _load_tokenizer(args: argparse.Namespace) -> Any:
     """Read the tokenizer of a checkpoint or of a store, or its own files or their folder."""
     from bert_jax.text import store, tokenizer_loading
 
-    path, lowercase = Path(args.tokenizer), not args.cased
+    path = Path(args.tokenizer)
     if store.is_store(path):
         path /= "tokenizer"
     if paths.is_on_hub(path):
         from bert_jax.convert import hub  # whose imports take a second
 
         path = hub.fetch(str(path), weights=False)
-    if not any(os.path.isdir(path / name) for name in ("state", "best", "checkpoints")):
+    if any(os.path.isdir(path / name) for name in ("state", "best", "checkpoints")):
+        from bert_jax.training import checkpoint  # whose imports take a second
+
+        tokenizer, says_case = checkpoint.read_tokenizer(checkpoint.find(path)), True
+    else:
         from bert_jax.convert import google  # whose imports take a second
 
         if not args.cased and google.is_google(path):
             return google.load_tokenizer(path)
-        tokenizer = tokenizer_loading.load(path, lowercase=lowercase)
+        tokenizer = tokenizer_loading.load(path, lowercase=not args.cased)
         says_case = tokenizer.fingerprint == tokenizer_loading.load(path).fingerprint
-        refuse(
-            args.cased and says_case and tokenizer.lowers_case,
-            f"--cased has no effect on {path}, which says itself that text becomes lower case",
-            fix="leave it out",
-        )
-        return tokenizer
-    from bert_jax.training import checkpoint  # whose imports take a second
-
-    folder = checkpoint.find(path)
-    return tokenizer_loading.from_json(
-        checkpoint.read_json(folder, "tokenizer"), f"{folder}/tokenizer"
+    refuse(
+        args.cased and says_case and tokenizer.lowers_case,
+        f"--cased has no effect on {path}, which says itself that text becomes lower case",
+        fix="leave it out",
     )
+    return tokenizer
 
 
 @contextlib.contextmanager

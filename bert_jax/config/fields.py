@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal
 
 from bert_jax.config.ranges import (
     COUNT_OR_REST,
-    FINITE,
     NOT_NEGATIVE,
     POSITIVE_SHARE,
     SHARE,
@@ -128,7 +127,7 @@ class Phase:
     0
     """
 
-    start: float = setting(0.5, "first step, or below 1 its share of all steps", FINITE)
+    start: float = setting(0.5, "first step, or below 1 its share of all steps", SHARE_OR_STEPS)
     max_length: int = setting(512, "tokens a sequence")
     batch_size: int = setting(256, "sequences a step, over all devices")
     max_predictions: int = setting(0, "masked positions; 0 for mask_fraction of all", NOT_NEGATIVE)

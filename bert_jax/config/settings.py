@@ -165,14 +165,17 @@ def spellings(names: Iterable[str], value: str = "") -> dict[str, str]:
     return {name.rpartition(".")[2]: flag for name, flag in flags.items()} | flags
 
 
-def check(config: Any, prefix: str = "") -> None:
-    """Refuse a field of another type, none of its choices or out of range."""
-    _read(type(config), dataclasses.asdict(config), prefix)
-    _check_variants(config, prefix)
+def check(config: Any, prefix: str = "") -> Any:
+    """Refuse a field of another type, none of its choices or out of range.
+
+    Returns a copy as it would be read from a file: a list of Python is the tuple of a setting.
+    """
+    _check_groups(config, prefix)
+    return _read(type(config), dataclasses.asdict(config), prefix)
 
 
-def _check_variants(config: Any, prefix: str) -> None:
-    """Refuse settings of another class than the one that their field chooses."""
+def _check_groups(config: Any, prefix: str) -> None:
+    """Refuse settings of another class than that of their field, or than one of them chooses."""
     if variants := getattr(config, "variants", None):
         name = getattr(config, variants.field)
         cls = _find_variant(type(config), {variants.field: name}, prefix)
@@ -181,26 +184,25 @@ def _check_variants(config: Any, prefix: str) -> None:
                 f"{prefix}{variants.field} is {name!r}, and these settings are of the class "
                 f"{type(config).__name__}; write {cls.__module__}.{cls.__name__}(...)"
             )
-    for field in dataclasses.fields(config):
-        group = getattr(config, field.name)
-        if dataclasses.is_dataclass(group):
-            _check_variants(group, f"{prefix}{field.name}.")
+    for name, hint in typing.get_type_hints(type(config)).items():
+        value, item = getattr(config, name, ()), next(iter(typing.get_args(hint)), None)
+        groups = {}
+        if dataclasses.is_dataclass(hint):
+            groups = {f"{prefix}{name}": (value, hint)}
+        elif dataclasses.is_dataclass(item) and isinstance(value, tuple | list):
+            groups = {f"{prefix}{name}[{i}]": (each, item) for i, each in enumerate(value)}
+        for where, (group, cls) in groups.items():
+            check_class(group, typing.cast(type, cls), f"config.{where}")
+            _check_groups(group, f"{where}.")
 
 
 def check_class(config: Any, cls: type, name: str = "config") -> None:
-    """Refuse a config of another class, or one that holds something else than its settings."""
+    """Refuse settings of another class."""
     if not isinstance(config, cls):
         raise UserError(
             f"{name} is of the class {type(config).__name__}, not {cls.__name__}; write "
             f"{cls.__name__}(…), or change a config that bert_jax.recipe(NAME) returns"
         )
-    for group, hint in typing.get_type_hints(cls).items():
-        value, item = getattr(config, group, ()), next(iter(typing.get_args(hint)), None)
-        if dataclasses.is_dataclass(hint):
-            check_class(value, typing.cast(type, hint), f"{name}.{group}")
-        elif dataclasses.is_dataclass(item) and isinstance(value, tuple | list):
-            for index, each in enumerate(value):
-                check_class(each, typing.cast(type, item), f"{name}.{group}[{index}]")
 
 
 def to_json(config: Any) -> str:

@@ -32,9 +32,7 @@ def validate(config: TrainConfig) -> None:
     starts = [phase.start for phase in data.phases]
     steps = [share_of_steps(start, config.steps) for start in starts]
     refuse(
-        any(start >= 1 and start % 1 for start in starts)
-        or steps != sorted(set(steps))
-        or not all(0 < step < config.steps for step in steps),
+        steps != sorted(set(steps)) or not all(0 < step < config.steps for step in steps),
         f"data.phases start at {starts}",
         fix="they must rise by a step or more, each a share between 0 and 1 or a step before "
         f"{config.steps:,}, and leave a step to the last",

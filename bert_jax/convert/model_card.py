@@ -72,18 +72,17 @@ def _records(
     Without a run None, nothing and a file that is not there.
     """
     folder = Path() if source is None or isinstance(source, str) else source
-    is_step = folder.name.isdigit() and folder.parent.name == "checkpoints"
+    is_step = folder.name.isdecimal() and folder.parent.name == "checkpoints"
     workdir = folder.parents[1] if is_step else folder.parent
     path = workdir / "results.json"
     is_best = folder.name.startswith("best") and path.exists()
     if not (is_step or is_best) or not (folder / "config").exists():  # or it is there no more
         return None, {}, path
-    values = checkpoint.read_json(folder, "config")
-    kind = FinetuneConfig if "task" in values else TrainConfig
-    if kind is TrainConfig and not is_step:  # a model that was saved beside the run
+    run = checkpoint.read_config(folder)
+    if isinstance(run, TrainConfig) and not is_step:  # a model that was saved beside the run
         return None, {}, path
     results = json_files.read_json(path, _REMEDY) if path.exists() else {}
-    return settings.from_dict(kind, values, f"{folder}/config"), results, path
+    return run, results, path
 
 
 def _scores(source: Any, run: Any, results: Mapping[str, Any], dropped: Sequence[str]) -> list[str]:

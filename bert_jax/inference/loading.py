@@ -9,9 +9,8 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TaskConfig, TrainConfig
+from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TaskConfig
 from bert_jax.config.fields import Dtype
-from bert_jax.config.settings import from_dict
 from bert_jax.config.validation import validate_model
 from bert_jax.convert import google, hub, huggingface, names, sentence_transformers
 from bert_jax.distributed.devices import resolve_dtype
@@ -22,7 +21,6 @@ from bert_jax.storage import paths
 from bert_jax.storage.paths import AnyPath
 from bert_jax.tasks import make_task
 from bert_jax.tasks.base import UnknownColumns
-from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
 
@@ -114,24 +112,20 @@ def _make_model(
 
 def _load_own(folder: AnyPath, dtype: Dtype | None) -> LoadedModel:
     """Return the content of a checkpoint that bert-jax wrote."""
-    where, description = f"{folder}/config", checkpoint.read_json(folder, "config")
-    has_task = isinstance(description, dict) and "task" in description
-    run = from_dict(FinetuneConfig if has_task else TrainConfig, description, where)
+    where, run = f"{folder}/config", checkpoint.read_config(folder)
     validate_model(run.model, where)
     run.model = _computed_in(run.model, dtype)
-    task, probe, data = (
-        (run.task, run.probe, UnknownColumns.read(run.data))
-        if has_task
-        else (None, "", UnknownColumns())
-    )
-    objective = "" if isinstance(run, FinetuneConfig) else run.objective
+    task, probe, data, objective = None, "", UnknownColumns(), "auto"
+    if isinstance(run, FinetuneConfig):
+        task, probe, data = run.task, run.probe, UnknownColumns.read(run.data)
+    else:
+        objective = run.objective
     make = functools.partial(_make_model, run.model, task, probe, objective=objective)
     try:
         model = make()
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
-    content = checkpoint.read_json(folder, "tokenizer")
-    tokenizer = tokenizer_loading.from_json(content, f"{folder}/tokenizer")
+    tokenizer = checkpoint.read_tokenizer(folder)
     shapes, optional = names.stored_shapes(model)
     params = checkpoint.read_params(folder, shapes, optional)
     return LoadedModel(
@@ -142,5 +136,5 @@ def _load_own(folder: AnyPath, dtype: Dtype | None) -> LoadedModel:
         task=task,
         data=data,
         source=paths.absolute(folder),
-        objective=objective or "auto",
+        objective=objective,
     )

@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-import os
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -30,6 +29,7 @@ from bert_jax.runs.seed import train_seed
 from bert_jax.runs.task_run import Examples, Run, compile_program, num_steps, tokenize
 from bert_jax.runs.workdir import Workdir
 from bert_jax.storage import paths, replacement
+from bert_jax.storage.paths import AnyPath
 from bert_jax.tasks import task_class
 from bert_jax.tasks.datasets import check_same_head, load_datasets
 from bert_jax.tasks.results import comparison
@@ -97,15 +97,13 @@ def finetune(
     ('first', 'second')
     """
     with console.output(Level.NOTHING if quiet else Level.PROGRESS), console.logging_kept():
-        paths.check_named(workdir)
-        path = Path(os.path.expanduser(workdir))
-        return train_run(start(config, init, path, train=train, held_out=eval))
+        return train_run(start(config, init, workdir, train=train, held_out=eval))
 
 
 def start(
     config: FinetuneConfig,
     init: str | Path | Bert,
-    workdir: Path,
+    workdir: str | AnyPath,
     fields: Collection[str] | None = None,
     recipe: str = "",
     *,
@@ -114,9 +112,10 @@ def start(
 ) -> Run:
     """Check a run against its checkpoint, its workdir and the devices, and read its examples."""
     settings.check_class(config, FinetuneConfig)
-    settings.check(config)
-    workdirs.check_path(workdir)
-    found = workdirs.read(workdir, FinetuneConfig)
+    config = settings.check(config)
+    folder = paths.on_disk(workdir)
+    workdirs.check_path(folder)
+    found = workdirs.read(folder, FinetuneConfig)
     initial = init if isinstance(init, Bert) else load(init)
     init_name = str(initial.source or "a model") if isinstance(init, Bert) else str(init)
     if initial.task and initial.task.kind == config.task.kind:
@@ -129,13 +128,12 @@ def start(
         validate_finetuning,
         bert=initial,
         fields=fields,
-        source=initial.config,
         init=init_name,
     )
-    _report_if_finished(chosen, workdir)
+    _report_if_finished(chosen, folder)
     mesh, microbatches = meshes.make_mesh(chosen.parallel), chosen.optimizer.microbatches
     meshes.check_divides(chosen.data.batch_size, microbatches, mesh)
-    workdirs.check_shared(workdir)
+    workdirs.check_shared(folder)
     head = _head_to_keep(chosen, initial)
     params = initial.params if head else _kept_params(initial, chosen)
     examples = _read_examples(chosen, initial, head, found, train=train, held_out=held_out)
@@ -147,8 +145,8 @@ def start(
     run = Run(
         settings=chosen,
         config=config,
-        found=found,
-        init=init_name,
+        workdir=found,
+        init_name=init_name,
         recipe=recipe,
         params=params,
         tokenizer=initial.tokenizer,
@@ -232,27 +230,26 @@ def _read_examples(
 
 def train_run(run: Run, stop: Callable[[], str] = lambda: "") -> FinetuningResult:
     """Train with each seed, predict everything with the best, and write the results."""
-    with workdirs.hold(run.workdir), devices.out_of_memory_refused(run.largest, jax.devices()[0]):
+    with (
+        workdirs.hold(run.workdir.path),
+        devices.out_of_memory_refused(run.largest, jax.devices()[0]),
+    ):
         return _train(run, stop)
 
 
 def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
-    config, workdir, task = run.config, run.workdir, run.task
-    workdirs.claim(run.found, run.settings, run.tokenizer, run.examples.fingerprint)
+    config, workdir, task = run.config, run.workdir.path, run.task
+    workdirs.claim(run.workdir, run.settings, run.tokenizer, run.examples.fingerprint)
     batches = run.batches(config.seed)
     report.finetuning_start(run, batches)
-    report.initialized_from(run.init, run.program.setup.abstract_state.params, run.params)
+    report.initialized_from(run.init_name, run.program.setup.abstract_state.params, run.params)
     run = find_rate(run, stop)
     config = run.config
 
-    constant_score = task.constant_score(next(iter(run.examples.datasets.evals.values())))
     seeds = range(config.seed, config.seed + config.seeds)
-    results = [
-        train_seed(run, seed, run.params, workdir / f"seed-{seed}", constant_score, stop)
-        for seed in seeds
-    ]
+    results = [train_seed(run, seed, run.params, workdir / f"seed-{seed}", stop) for seed in seeds]
     random = [
-        train_seed(run, seed, None, workdir / f"random-{seed}", constant_score, stop)
+        train_seed(run, seed, None, workdir / f"random-{seed}", stop)
         for seed in (seeds if config.compare else ())
     ]
     best = max(results, key=lambda result: task.rank(result["best"]))
@@ -261,7 +258,7 @@ def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
     )
     params = weights.copy_params(run.program.setup.abstract_state.params, params)
     untrained = _score_untrained(run)
-    rows = comparison(task, run.examples.datasets, results, constant_score, random, untrained)
+    rows = comparison(task, run.examples.datasets, results, run.constant_score, random, untrained)
     scores, truncated = _predict_all(run, params)  # which tunes the task, unlike the baselines
     bert = Bert(
         config.model,
@@ -274,7 +271,7 @@ def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
     )
     _write_best(bert, config, workdir)
     summary = {
-        "init": run.init,
+        "init": run.init_name,
         "task": dataclasses.asdict(task.config),
         "best": best["checkpoint"],
         "scores": scores,
@@ -305,7 +302,7 @@ def _score_untrained(run: Run) -> dict[str, float] | None:
 @console.working("predicting", says_end=False)
 def _predict_all(run: Run, params: Any) -> tuple[dict[str, dict[str, float]], dict[str, int]]:
     """Predict every held-out and test set, and return their scores and truncated texts."""
-    task, datasets, workdir = run.task, run.examples.datasets, run.workdir
+    task, datasets, workdir = run.task, run.examples.datasets, run.workdir.path
     main_set = next(iter(datasets.evals))
     scores, truncated = {}, {}
     for name, examples in {**datasets.evals, **datasets.tests}.items():

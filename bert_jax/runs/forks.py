@@ -42,8 +42,12 @@ def find(fork: str | AnyPath) -> AnyPath:
 
 def read_config(fork: AnyPath) -> TrainConfig:
     """Return the config of the checkpoint that a run forks."""
-    values = checkpoint.read_json(fork, "config")
-    config = settings.from_dict(TrainConfig, values, f"{fork}/config")
+    config = checkpoint.read_config(fork)
+    if not isinstance(config, TrainConfig):
+        raise UserError(
+            f"--fork={fork} is of a fine-tuning run, and only pretraining can be forked; take its "
+            "weights by --init"
+        )
     return workdirs.with_own_texts(config, fork.parent.parent)
 
 

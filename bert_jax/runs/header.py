@@ -32,7 +32,7 @@ def devices(mesh: Mesh) -> str:
 
 def attention(model: ModelConfig, mesh: Mesh, stages: Iterable[Stage], *, packed: bool) -> str:
     """Return how the layers of a model attend in each stage, and why not by a kernel."""
-    lengths = list(dict.fromkeys(stage.max_length for stage in stages))
+    lengths = [stage.max_length for stage in stages]
     return describe_attention(model, mesh.devices.flat[0].platform, lengths, packed=packed)
 
 

@@ -35,16 +35,15 @@ def find_rate(run: Run, stop: Callable[[], str]) -> Run:
         return run
     sample = _sample(run)
     num_trained, scored = len(sample.datasets.train), sample.datasets.evals[_SAMPLE]
-    constant_score = run.task.constant_score(scored)
     # One seed, which then prints no heading of its own.
     config = dataclasses.replace(run.config, seeds=1, compare=False)
     results = []
     for rate in rates:
         hosts.print_on_main(f"\nlearning rate {rate:g}, on {num_trained:,} examples")
         trial = dataclasses.replace(run, config=config).at_rate(rate, sample)
-        folder = run.workdir / f"rate-{rate}"
+        folder = run.workdir.path / f"rate-{rate}"
         try:
-            result = train_seed(trial, config.seed, run.params, folder, constant_score, stop)
+            result = train_seed(trial, config.seed, run.params, folder, stop)
         except DivergedError as error:
             result = {"diverged": str(error)}
             if hosts.is_main():

@@ -77,7 +77,6 @@ def find(
     fields: Collection[str] | None,
 ) -> Origin:
     """Return how a run begins, or refuse settings, a workdir or a checkpoint that do not fit."""
-    settings.check(config)
     if init is not None and fork is not None:
         raise UserError("--init and --fork are both set; --fork has the weights too: leave one")
     bert = None if init is None else _initial_model(init, workdir)
@@ -96,7 +95,6 @@ def find(
         validate,
         bert=bert,
         fields=fields,
-        source=bert and bert.config,
         init=None if init is None else str(init),
     )
     if bert and not workdir.last_step:
@@ -108,7 +106,8 @@ def find(
     tokenizer = bert.tokenizer if bert else None
     if not workdir.config:
         return Origin("initialized" if bert else "new", config, bert=bert, tokenizer=tokenizer)
-    if fork:
+    if fork is not None:
+        paths.check_named(fork)
         began = workdir.results.get("init") or "random weights"
         hosts.warn_on_main(
             f"{workdir.address} has a run that began with {began}, which resumes; --fork is not "
@@ -153,12 +152,10 @@ def _tokenizer_of_resumed(config: TrainConfig, workdir: Workdir) -> Tokenizer | 
 
 def _find_fork(config: TrainConfig, workdir: Workdir[TrainConfig], fork: AnyPath) -> Origin:
     """Return the origin of a run that continues from a checkpoint of another one."""
-    settings.check(config)
     before = forks.read_config(fork)
     config = forks.resolve(config, fork, before, workdir)
-    config = resolve(config, workdir, validate, source=before.model, fork=str(fork))
-    content = checkpoint.read_json(fork, "tokenizer")
-    tokenizer = tokenizer_loading.from_json(content, f"{fork}/tokenizer")
+    config = resolve(config, workdir, validate, forked_from=before.model, fork=str(fork))
+    tokenizer = checkpoint.read_tokenizer(fork)
     chosen = prepare.choose_tokenizer(config, None)
     if isinstance(chosen, Tokenizer) and chosen.fingerprint != tokenizer.fingerprint:
         raise UserError(
@@ -189,7 +186,7 @@ def resolve(
     *,
     bert: Bert | None = None,
     fields: Collection[str] | None = None,
-    source: ModelConfig | None = None,
+    forked_from: ModelConfig | None = None,
     init: str | None = None,
     fork: str | None = None,
 ) -> _Config:
@@ -201,20 +198,17 @@ def resolve(
       validate: refuses settings that do not fit each other.
       bert: the model of --init, whose architecture the run has.
       fields: the dotted names of what the command line has set, the model's fields among them.
-      source: the architecture that the parameters to begin with have.
+      forked_from: the architecture of the run that it forks.
       init, fork: as the user wrote them; every host must have the same.
     """
     config = copy.deepcopy(config)
     if bert:
         config.model = model_config(bert, config.model, fields)
-    # Of a run that resumes, what is kept decides what fits.
-    (settings.check if workdir.config else validate)(config)
-    # As it would be read from a file: a list of Python is the tuple that a setting has.
-    config = settings.from_dict(type(config), dataclasses.asdict(config), "config")
+    workdirs.resume_settings(config, workdir)  # what is kept decides what fits
+    validate(config)
+    source = bert.config if bert else forked_from
     if source and not workdir.config:
         _print_if_interpolated(source, config.model)
-    workdirs.resume_settings(config, workdir)
-    validate(config)
     config.model = resolve_dtype(config.model, jax.local_devices()[0])
     hosts.check_same_command(config, workdir=str(workdir.address), init=init, fork=fork)
     if hosts.count() > 1 and config.parallel.mode == "pmap":

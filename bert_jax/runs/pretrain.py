@@ -3,11 +3,9 @@
 `pretrain` is `start`, which checks everything and prepares the text, and `train_run`.
 """
 
-import atexit
 import dataclasses
-import weakref
 from collections.abc import Callable, Collection, Mapping
-from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +26,7 @@ from bert_jax.runs import origin as origins
 from bert_jax.runs import report, weights
 from bert_jax.runs import workdir as workdirs
 from bert_jax.runs.pretraining_run import Run
-from bert_jax.storage import daemon_thread, mirror, paths
+from bert_jax.storage import mirror, paths
 from bert_jax.storage.paths import AnyPath
 from bert_jax.text import memory, mixture
 from bert_jax.text.store import Corpus
@@ -115,6 +113,7 @@ def start(
 ) -> Run:
     """Check a run against its workdir and the devices, and prepare its text."""
     settings.check_class(config, TrainConfig)
+    config = settings.check(config)
     folder = hosts.run_on_all_hosts(lambda: mirror.open_workdir(workdir, jax.process_index()))
     workdirs.check_path(folder)
     if texts is not None:
@@ -126,7 +125,6 @@ def start(
         "give a folder that all hosts share, and start again once each of them sees its files",
     )
     if texts is not None:  # of which the origin may add words to a vocabulary
-        settings.check(config)
         write = partial(memory.write_texts, texts, folder / memory.TEXTS, config.data.text_field)
         is_unused = found.config_json is not None and not found.config
         hosts.run_on_main(lambda: write(may_replace=is_unused))
@@ -150,8 +148,8 @@ def start(
     setup = None if is_open else set_up(objective.model, config, schedule.rate, mesh)
     state = None
     if setup and hosts.count() == 1 and origin.kind == "new":
-        state = daemon_thread.start(setup.new_state)  # compiled while the text is prepared
-        atexit.register(_wait_for, weakref.ref(state))
+        # Compiled while the text is prepared. Python waits for it before it exits.
+        state = ThreadPoolExecutor(1).submit(setup.new_state)
     corpus = _read_text(config, origin.tokenizer, folder)
     if is_open:  # the text may have fewer tokens than were asked for
         config = _with_vocab_size(config, corpus.tokenizer.vocab_size)
@@ -280,12 +278,6 @@ def _initial_state(run: Run, checkpoints: Checkpoints) -> tuple[int, TrainState]
         params=origin.bert and origin.bert.params,
         positions=positions,
     )
-
-
-def _wait_for(reference: "weakref.ref[futures.Future[Any]]") -> None:
-    """Wait for a future that is still wanted: Python must not exit while XLA compiles."""
-    if (future := reference()) is not None:
-        futures.wait([future])
 
 
 def _claim_workdir(run: Run) -> dict[str, Any]:

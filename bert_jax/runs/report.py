@@ -277,7 +277,7 @@ def finetuning_start(run: TaskRun, batches: BucketedBatches) -> None:
     print_on_main(
         f"bert-jax   {header.versions()}\n"
         f"config     {run.recipe or 'given from Python'}, {seeds}\n"
-        f"workdir    {run.workdir}\n"
+        f"workdir    {run.workdir.path}\n"
         f"devices    {header.devices(mesh)}, {config.parallel.mode}\n"
         f"attention  {header.attention(config.model, mesh, [longest], packed=packed)}\n"
         f"task       {task.kind}{labels}\n"

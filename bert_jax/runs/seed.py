@@ -13,7 +13,6 @@ from bert_jax.distributed import hosts
 from bert_jax.runs import weights
 from bert_jax.runs.task_run import Run
 from bert_jax.storage import json_files
-from bert_jax.tasks.base import Task
 from bert_jax.training import checkpoint, loop
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.metrics import Writer
@@ -25,7 +24,6 @@ def train_seed(
     seed: int,
     params: Any,
     folder: Path,
-    constant_score: float,
     stop: Callable[[], str],
 ) -> dict[str, Any]:
     """Train with one seed from `params`, or None for random ones; return the result, as kept."""
@@ -49,7 +47,7 @@ def train_seed(
     )
     if first:
         hosts.print_on_main(f"resuming from step {first:,}")
-    baselines = {task.metrics[0]: constant_score} if len(task.metrics) == 1 else {}
+    baselines = {task.metrics[0]: run.constant_score} if len(task.metrics) == 1 else {}
     stage = _make_stage(run)
     with Writer(folder, first, config, _progress(run), baselines) as writer:
         with loop.Training(
@@ -70,9 +68,7 @@ def train_seed(
                     training.save(step, config)
         records = writer.records
         seconds = time.monotonic() - started if first == 0 else None
-        result = hosts.broadcast_from_main(
-            lambda: _result(task, seed, records, seconds, folder, constant_score)
-        )
+        result = hosts.broadcast_from_main(lambda: _result(run, seed, records, seconds, folder))
     if hosts.is_main():
         json_files.write_record(path, result)
     return result
@@ -103,24 +99,23 @@ def _make_stage(run: Run) -> loop.Stage:
 
 
 def _result(
-    task: Task,
+    run: Run,
     seed: int,
     records: list[dict[str, Any]],
     seconds: float | None,
     folder: Path,
-    constant_score: float,
 ) -> dict[str, Any]:
     """Return the best evaluation of a seed among those whose checkpoint was kept."""
     kept = checkpoint.list_checkpoints(folder / "checkpoints")
     # Not from the records, whose file could have been changed.
     read = ((int(path.name), checkpoint.read_scores(path)) for path in kept)
     evaluations = [{"step": step, "split": "eval", **scores} for step, scores in read if scores]
-    best = max(evaluations, key=lambda each: (task.rank(each), each["step"]))
+    best = max(evaluations, key=lambda each: (run.task.rank(each), each["step"]))
     speeds = [r["sequences_per_second"] for r in records if r["split"] == "train"]
     return {
         "seed": seed,
         "best": best,
-        "degenerate": task.mean_score(best) <= constant_score,
+        "degenerate": run.task.mean_score(best) <= run.constant_score,
         "seconds": seconds,
         "sequences_per_second": statistics.median(speeds) if speeds else None,
         "checkpoint": f"{folder.name}/checkpoints/{best['step']}",

@@ -1,10 +1,10 @@
 """A fine-tuning run that is ready to train: its examples, its schedule and its compiled steps."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,8 +61,8 @@ class Run:
 
     settings: FinetuneConfig  # resolved, as the workdir has it
     config: FinetuneConfig  # with the labels that were found in the data
-    found: Workdir[FinetuneConfig]  # its workdir, as it was when the run started
-    init: str  # the name of the checkpoint
+    workdir: Workdir[FinetuneConfig]  # as it was when the run started
+    init_name: str  # of the checkpoint
     recipe: str  # its name, or ""
     params: Any  # to start from
     tokenizer: Tokenizer
@@ -72,14 +72,14 @@ class Run:
     tried: Sequence[dict[str, Any]] = ()  # learning rates, each with its scores
 
     @property
-    def workdir(self) -> Path:
-        """The folder of the run."""
-        return self.found.path
-
-    @property
     def task(self) -> Task:
         """The task with its labels."""
         return self.examples.task
+
+    @functools.cached_property
+    def constant_score(self) -> float:
+        """The score of the best constant prediction on the first held-out set."""
+        return self.task.constant_score(next(iter(self.examples.datasets.evals.values())))
 
     @property
     def largest(self) -> Stage:

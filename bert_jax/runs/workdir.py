@@ -117,6 +117,8 @@ def read(path: AnyPath, kind: type[_Config]) -> Workdir[_Config]:
 
 def _refuse_other_files(path: Path) -> None:
     """Refuse a folder without a run that has what a run would replace or remove."""
+    if (path / "state").exists():
+        raise UserError(f"--workdir {path} is a checkpoint; choose another folder")
     found = next((file.name for name in _OF_A_RUN for file in path.glob(name)), None)
     refuse(
         found,
@@ -151,7 +153,7 @@ def _has_seeds(path: AnyPath) -> bool:
     """Return whether a seed of a fine-tuning run has a checkpoint, or a learning rate a result."""
     if paths.is_remote(path):
         return False
-    is_step = (each.name.isdigit() for each in path.glob("*/checkpoints/*"))
+    is_step = (each.name.isdecimal() for each in path.glob("*/checkpoints/*"))
     return any(is_step) or any(path.glob("*/result.json"))
 
 
@@ -171,11 +173,6 @@ def read_before(results: Mapping[str, Any], path: AnyPath) -> ReadBefore:
 
 def check_path(path: AnyPath) -> None:
     """Refuse a workdir whose path, or that of a file in it, no file system accepts."""
-    if paths.is_remote(path):
-        raise UserError(
-            f"--workdir {path} is not on a disk, which fine-tuning needs; give a folder, and copy "
-            "it when the run has ended"
-        )
     checkpoint.check_folder(path)
     try:
         str(path).encode()  # Orbax writes to UTF-8 names only
@@ -195,8 +192,6 @@ def check(workdir: Workdir[_Config], config: _Config) -> None:
         raise UserError(
             f"--workdir {path} cannot be made: {nearest} is no writable folder; choose another"
         )
-    if (path / "state").exists():
-        raise UserError(f"--workdir {path} is a checkpoint; choose another folder")
     if workdir.config:
         check_same_run(config, workdir.config, path)
         if isinstance(config, TrainConfig) and isinstance(workdir.config, TrainConfig):

@@ -17,11 +17,12 @@ import numpy as np
 from flax import traverse_util
 
 from bert_jax import console
-from bert_jax.config import CheckpointConfig, FinetuneConfig, TrainConfig
+from bert_jax.config import CheckpointConfig, FinetuneConfig, TrainConfig, settings
 from bert_jax.distributed import hosts
 from bert_jax.errors import CommandError, TrainingError, UserError, first_line, refuse
 from bert_jax.storage import checksums, json_files, paths, remote
 from bert_jax.storage.paths import AnyPath
+from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.metrics import Sums
 from bert_jax.training.step import TrainState
@@ -112,7 +113,10 @@ class Checkpoints:
         return None if latest is None else self.folder / str(latest)
 
     def log_window(self, step: int) -> Sums:
-        """Return the sums that were saved with a checkpoint; {} if an earlier version wrote it."""
+        """Return the sums that were saved with a checkpoint; {} where there are none.
+
+        There are none before the first step, nor in a checkpoint of an earlier version.
+        """
         checkpoint = self.folder / str(step)
         return read_json(checkpoint, "log_window") if (checkpoint / "log_window").exists() else {}
 
@@ -121,10 +125,9 @@ class Checkpoints:
         for path in list_checkpoints(self.folder):
             if (path / "_CHECKPOINT_METADATA").exists():
                 json_files.read_json(path / "_CHECKPOINT_METADATA", _REMEDY)
-            if (path / "metrics/metrics").exists():
-                _verify(path, "metrics")
+            if (scores := read_scores(path)) is not None:
                 with _reading(path):
-                    self.rank(json.loads((path / "metrics/metrics").read_text()))
+                    self.rank(scores)
 
     def _remove_deleted(self) -> None:
         # One by one, since Orbax may be moving another into their folder.
@@ -175,7 +178,7 @@ def list_steps(folder: AnyPath) -> list[int]:
 def _is_complete(path: AnyPath) -> bool:
     # In a bucket, where Orbax cannot rename a folder when it is complete, it adds a file.
     is_renamed = not paths.is_remote(path)
-    return path.name.isdigit() and (is_renamed or (path / "commit_success.txt").exists())
+    return path.name.isdecimal() and (is_renamed or (path / "commit_success.txt").exists())
 
 
 def _remedy(path: AnyPath) -> str:
@@ -247,10 +250,29 @@ def read_json(checkpoint: AnyPath, item: str) -> dict[str, Any]:
         return json.loads((checkpoint / item / "metadata").read_text())
 
 
+def read_config(checkpoint: AnyPath) -> TrainConfig | FinetuneConfig:
+    """Return the config of a checkpoint of pretraining or of fine-tuning."""
+    values = read_json(checkpoint, "config")
+    has_task = isinstance(values, dict) and "task" in values
+    return settings.from_dict(
+        FinetuneConfig if has_task else TrainConfig, values, f"{checkpoint}/config"
+    )
+
+
+def read_tokenizer(checkpoint: AnyPath) -> Tokenizer:
+    """Return the tokenizer of a checkpoint."""
+    content = read_json(checkpoint, "tokenizer")
+    return tokenizer_loading.from_json(content, f"{checkpoint}/tokenizer")
+
+
 def read_scores(checkpoint: AnyPath) -> dict[str, float] | None:
     """Return the held-out scores of a checkpoint; None if its step was not evaluated."""
     path = checkpoint / "metrics/metrics"
-    return json.loads(path.read_text()) if path.exists() else None
+    if not path.exists():
+        return None
+    _verify(checkpoint, "metrics")
+    with _reading(checkpoint):
+        return json.loads(path.read_text())
 
 
 def read_state(checkpoint: AnyPath, like: TrainState) -> TrainState:
@@ -278,7 +300,7 @@ def read_params(checkpoint: AnyPath, like: Any, optional: Sequence[str] = ()) ->
         for name, leaf in flat.items():
             if name.startswith(missing):
                 continue
-            if tuple(stored[name].shape) != leaf.shape:  # which Orbax does not check
+            if tuple(stored[name].shape) != leaf.shape:  # KeyError for an absent one
                 raise ValueError(f"{name} is {stored[name].shape}")
             wanted[name] = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device)
         item = {"params": traverse_util.unflatten_dict(wanted, sep="/")}

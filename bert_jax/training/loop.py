@@ -45,7 +45,6 @@ class Step:
     Attributes:
       number: the number of steps that the state has taken.
       last: the number of the last step of the run.
-      state: the state after the step; the next step reuses its memory.
       stage: the stage that the step is of.
       means: of the metrics since the last log, if the step was logged.
       scores: on the held-out examples, if the step was evaluated.
@@ -55,7 +54,6 @@ class Step:
 
     number: int
     last: int
-    state: TrainState
     stage: Stage
     means: dict[str, float] | None = None
     scores: dict[str, float] | None = None
@@ -151,7 +149,7 @@ class Training:
                 progress.n = number
                 if compiles:
                     progress.mark(number)
-                yield Step(number, self._stages[-1].end, self.state, stage)
+                yield Step(number, self._stages[-1].end, stage)
 
     def _log(self, step: Step) -> dict[str, float]:
         """Wait for the steps since the last log; write, print and return their means."""
@@ -173,7 +171,7 @@ class Training:
           TrainingError: a loss is not finite.
         """
         with console.working("evaluating", says_end=False):
-            scores = step.stage.evaluate(step.state)
+            scores = step.stage.evaluate(self.state)
         for name, value in scores.items():
             if name.endswith("loss"):
                 check_finite(f"held-out {name}", value, step.number, self._checkpoints)
@@ -193,7 +191,7 @@ class Training:
         """
         with console.working("saving", says_end=False):
             self._checkpoints.save(
-                step.number, step.state, config, step.scores, self._window.sums()
+                step.number, self.state, config, step.scores, self._window.sums()
             )
         self._window.restart_clock()
 

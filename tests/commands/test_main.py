@@ -14,6 +14,7 @@ from bert_jax.commands import flags, main
 from bert_jax.commands.main import COMMANDS
 from bert_jax.text import shards
 from bert_jax.text.store import open_store
+from bert_jax.training import checkpoint
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
@@ -196,6 +197,10 @@ def test_a_case_that_a_tokenizer_has_itself(kind, tmp_path, monkeypatch, bert_ja
     bert_jax_main(*words)
     with refused("--cased has no effect on store/tokenizer"):
         bert_jax_main(*words[:2], "other", "--tokenizer=store/tokenizer", "--cased")
+    tokenizer = open_store(tmp_path / "store").tokenizer
+    checkpoint.write_params(tmp_path / "saved", {}, {}, tokenizer)
+    with refused("--cased has no effect on saved"):
+        bert_jax_main(*words[:2], "other", "--tokenizer=saved", "--cased")
     bert_jax_main(*words[:2], "other", "--tokenizer=store")
     kept, other = (open_store(tmp_path / name).tokenizer for name in ("store", "other"))
     assert other.fingerprint == kept.fingerprint

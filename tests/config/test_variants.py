@@ -7,8 +7,9 @@ from typing import ClassVar
 import pytest
 from helpers import refused
 
-from bert_jax.config import settings
+from bert_jax.config import FinetuneConfig, settings
 from bert_jax.config.settings import Variants, setting
+from bert_jax.tasks.embedding import EmbeddingTaskConfig
 
 
 class Circle:
@@ -90,6 +91,11 @@ def test_the_command_line_chooses_a_class_and_keeps_what_was_set(drawing, words,
         (lambda: settings.check(Drawing(shape=ShapeConfig(kind="square"))), "SquareConfig(...)"),
         (lambda: settings.check(Drawing(shape=ShapeConfig(kind="oval"))), "of your own"),
         (lambda: settings.check(Drawing(shape=SquareConfig(side=0))), "shape.side is 0"),
+        (lambda: settings.check(Drawing(shape={})), "config.shape is of the class dict, not"),
+        (
+            lambda: settings.check(FinetuneConfig(task=EmbeddingTaskConfig(embedding={}))),
+            "config.task.embedding is of the class dict, not EmbeddingConfig",
+        ),
         (lambda: settings.from_dict(Drawing, {"shape": {"sise": 1}}, "x"), "mean size"),
         (lambda: settings.from_dict(Drawing, {"shape": {"kind": 3}}, "x"), "shape.kind is 3"),
         (lambda: settings.from_dict(Drawing, {"widht": 3}, "x"), "unknown field widht"),

@@ -215,11 +215,11 @@ def test_several_seeds_and_degenerate_ones(task, tmp_path, monkeypatch, capsys):
     """Seed 0 is trained; the others are copies of it with other scores."""
     given, train_seed = [], finetuning.train_seed
 
-    def copied(run, seed, params, folder, constant_score, stop):
+    def copied(run, seed, params, folder, stop):
         begins_with = {id(run.params): "init", id(None): "random weights"}[id(params)]
         given.append((folder.name, seed, begins_with))
         first = folder.parent / "seed-0"
-        result = train_seed(run, 0, params, first, constant_score, stop)
+        result = train_seed(run, 0, params, first, stop)
         if folder == first:
             return result
         shutil.copytree(first, folder)

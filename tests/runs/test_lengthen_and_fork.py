@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import refused
 from training_runs import assert_same_state, read_state, stop_after, without_speeds
 
-from bert_jax import OptimizerConfig, Phase, TrainConfig, UserError, load, pretrain
+from bert_jax import FinetuneConfig, OptimizerConfig, Phase, TrainConfig, UserError, load, pretrain
 from bert_jax.batches.loader import ReadBefore
 from bert_jax.config.schedule import make_schedule
 from bert_jax.config.settings import as_variant, override
@@ -303,6 +304,16 @@ def test_what_cannot_be_forked(tiny_config, stopped, tmp_path, bert_jax_main):
     ):
         with pytest.raises(UserError, match=message):
             pretraining.start(config, tmp_path / "run", fork=fork)
+    tuned = shutil.copytree(stopped, tmp_path / "tuned")
+    values = json.loads((tuned / "checkpoints/4/config/metadata").read_text())
+    (tuned / "checkpoints/4/config/metadata").write_text(json.dumps({**values, "task": {}}))
+    (tuned / "checkpoints/4/checksums.json").unlink()
+    with refused("unknown field"):
+        pretraining.start(config, tmp_path / "run", fork=tuned)
+    task = json.dumps(dataclasses.asdict(FinetuneConfig()))
+    (tuned / "checkpoints/4/config/metadata").write_text(task)
+    with refused("is of a fine-tuning run, and only pretraining can be forked"):
+        pretraining.start(config, tmp_path / "run", fork=tuned)
     fork = shutil.copytree(stopped, tmp_path / "runs/some/run")
     with pytest.raises(UserError, match="--fork begins a new run; choose another --workdir than"):
         pretraining.start(config, tmp_path / "runs", fork=fork)

@@ -98,6 +98,7 @@ def test_files_are_utf8_in_any_locale(tmp_path):
 def test_a_run_with_a_checkpoint_owns_its_workdir(tmp_path, checkpoint):
     claim(tmp_path, TrainConfig(seed=1))
     (tmp_path / checkpoint).mkdir(parents=True)
+    (tmp_path / "checkpoints/²").mkdir(parents=True)  # a digit, and no number to Python
     with pytest.raises(UserError, match="belongs to another config: seed is 1 there and 2 here"):
         workdir.check(workdir.read(tmp_path, TrainConfig), TrainConfig(seed=2))
     with pytest.raises(UserError, match="was trained on other text"):
@@ -106,14 +107,14 @@ def test_a_run_with_a_checkpoint_owns_its_workdir(tmp_path, checkpoint):
 
 def test_what_cannot_be_a_workdir_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    (tmp_path / "checkpoint/state").mkdir(parents=True)
+    for name in ("state", "tokenizer", "config"):
+        (tmp_path / "checkpoint" / name).mkdir(parents=True)
     for path, key_words in (
         (tmp_path / "file/run", "is no writable folder; choose another"),
         (tmp_path / "checkpoint", "is a checkpoint; choose another folder"),
     ):
-        found = workdir.Workdir(path, path, None, (), None, {})
         with refused(key_words):
-            workdir.check(found, TrainConfig())
+            workdir.check(workdir.read(path, TrainConfig), TrainConfig())
 
 
 def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, capsys):

@@ -24,8 +24,8 @@ from texts import (
 from bert_jax import console
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.errors import UserError
-from bert_jax.storage.locks import locked
 from bert_jax.storage import json_files
+from bert_jax.storage.locks import locked
 from bert_jax.text import prepare as prepare_lib
 from bert_jax.text import store_writer
 from bert_jax.text.mixture import read, resolve_vocab_size

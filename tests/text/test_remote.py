@@ -8,7 +8,6 @@ import json
 import lzma
 import sys
 import threading
-from pathlib import Path
 from unittest import mock
 
 import fsspec
@@ -20,9 +19,9 @@ from texts import (
 )
 
 from bert_jax.commands import main
-from bert_jax.config import DataConfig
+from bert_jax.config import DataConfig, FinetuneConfig
 from bert_jax.errors import UserError
-from bert_jax.runs import workdir
+from bert_jax.runs import finetune
 from bert_jax.storage import remote
 from bert_jax.text import fetched, shards, sources
 from bert_jax.text.sources import open_source
@@ -150,8 +149,8 @@ def test_a_tokenizer_that_cannot_be_sent(texts, run_prepare, monkeypatch, capsys
 
 def test_a_remote_workdir_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="--workdir gs:/bucket/run is not on a disk"):
-        workdir.check_path(Path("gs://bucket/run"))
+    with pytest.raises(UserError, match="gs://bucket/run is not on a disk"):
+        finetune.start(FinetuneConfig(), "x", "gs://bucket/run")
     assert not list(tmp_path.iterdir())
 
 

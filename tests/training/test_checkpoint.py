@@ -179,6 +179,7 @@ def test_a_flipped_bit_in_any_file_is_noticed(tmp_path, tokenizer):
             checkpoint.read_state(tmp_path / "5", like)
         for item in ("config", "tokenizer", "log_window"):
             checkpoint.read_json(tmp_path / "5", item)
+        assert checkpoint.read_scores(tmp_path / "5") == {"loss": 1.0}
 
     read()
     checkpoint.read_params(tmp_path / "5", like.params)
@@ -190,6 +191,9 @@ def test_a_flipped_bit_in_any_file_is_noticed(tmp_path, tokenizer):
         flip_bit(path)
         with refused("5 cannot be read", "has changed since"):
             read()
+        if "metrics" in path.parts:
+            with refused("has changed since"):
+                checkpoint.read_scores(tmp_path / "5")
         if "state" in path.parts:
             with refused("has changed since"):
                 checkpoint.read_params(tmp_path / "5", like.params)
