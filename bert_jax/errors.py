@@ -1,6 +1,7 @@
 """User-facing errors: a one-line message and an exit code each."""
 
 import difflib
+import numbers
 import re
 from collections.abc import Iterable, Mapping
 
@@ -85,6 +86,15 @@ def refuse(condition: object, message: str, *, fix: str) -> None:
     """
     if condition:
         raise UserError(f"{message}; {fix}")
+
+
+def check_count(count: object, name: str) -> None:
+    """Refuse an argument that is not a whole number of at least 1.
+
+    >>> check_count(3, "top_k")
+    """
+    if not isinstance(count, numbers.Integral) or int(count) < 1:
+        raise UserError(f"{name} is {count!r}; give a whole number, 1 or more")
 
 
 class TrainingError(CommandError):

@@ -9,8 +9,8 @@ log in with `hf auth login`, or set HF_TOKEN.
 
 import argparse
 
-from bert_jax.errors import UserError, without_controls
-from bert_jax.storage import paths, replacement
+from bert_jax.errors import without_controls
+from bert_jax.storage import paths
 from bert_jax.storage.paths import CHECKPOINT
 
 
@@ -26,15 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
     from bert_jax.bert import load
-    from bert_jax.convert import hub, huggingface
+    from bert_jax.convert import hub
 
-    if is_name := paths.is_on_hub(args.destination):
-        hub.check_destination(args.destination, force=args.force, private=args.private)
-    elif args.private:
-        raise UserError("--private is for a model of the hub; give DST as hf:OWNER/NAME")
-    else:  # before a long download
-        may_replace = huggingface.is_export if args.force else None
-        replacement.check_replaceable(paths.on_disk(args.destination), may_replace)
+    # Before a long download.
+    hub.check_destination(args.destination, force=args.force, private=args.private)
     bert = load(args.checkpoint)
     exported = bert.export(args.destination, args.head, force=args.force, private=args.private)
     name, path = exported.architecture, args.destination.removeprefix(paths.HUB)
@@ -42,7 +37,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     if exported.library == "transformers":
         loader += ".from_pretrained"
     print(f"{name}; load it with {loader}({path!r})")
-    if is_name:
+    if paths.is_on_hub(args.destination):
         print(f"uploaded to {hub.address(path)}; add a license and a language to its README.md")
     if exported.dropped:
         dropped = without_controls(", ".join(exported.dropped))

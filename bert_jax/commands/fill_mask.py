@@ -11,7 +11,7 @@ import dataclasses
 import os
 
 from bert_jax.commands import process, texts
-from bert_jax.errors import UserError, without_controls
+from bert_jax.errors import UserError, check_count, without_controls
 from bert_jax.storage.paths import CHECKPOINT
 from bert_jax.text.files import STDIN
 
@@ -26,7 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
-    from bert_jax.retrieval.search import check_count  # late, as it imports JAX
 
     if "[MASK]" not in args.text and os.path.isfile(args.text):
         raise UserError(f"{args.text} is a file, and no text with [MASK]; give - < {args.text}")

@@ -46,16 +46,22 @@ class Parser(argparse.ArgumentParser):
         self.flags: dict[str, str] = {}
         self.others = ""
         self.recipe: tuple[str, type] = ("", object)  # the default, and the type of its config
-        self.rare: list[argparse.Action] = []  # flags that `--help-all` alone explains
+        self._rare: dict[argparse.Action, str] = {}  # help of flags that `--help-all` alone has
+
+    def hide(self, actions: Sequence[argparse.Action]) -> None:
+        """Let `--help-all` alone explain some flags."""
+        for action in actions:
+            self._rare[action], action.help = action.help or "", argparse.SUPPRESS
 
     def format_help(self) -> str:
         """Return what most people need, for `--help`."""
-        for action in self.rare:
-            action.help = argparse.SUPPRESS
         return self._format(self._list_common_fields)
 
     def format_all_help(self) -> str:
         """Return the help of all flags and fields, for `--help-all`."""
+        for action, text in self._rare.items():
+            action.help = text
+        self.usage = None  # which was made when the words were read
         return self._format(self._list_fields)
 
     def _format(self, list_fields: Callable[[Any, str], str]) -> str:
@@ -204,15 +210,17 @@ def add_run(parser: Parser, init: str | None, help: str) -> None:
     """Add the flags of a run: its folder, the checkpoint that it starts from, and its hosts."""
     parser.add_argument("--workdir", help="folder of the run (runs/NAME of the recipe)")
     parser.add_argument("--init", metavar="CHECKPOINT", default=init, help=help)
-    parser.rare.append(add_data_dir(parser))
+    data_dir = add_data_dir(parser)
     add = parser.add_argument_group("several hosts").add_argument
     wait = "to wait for the other processes (120)"
-    parser.rare += [
+    actions = [
+        data_dir,
         add("--coordinator_address", metavar="HOST:PORT", help="of process 0"),
         add("--num_processes", type=int, metavar="N", help="processes of the run"),
         add("--process_id", type=int, metavar="I", help="of this process, from 0"),
         add("--connect_timeout", type=seconds, default=120.0, metavar="SECONDS", help=wait),
     ]
+    parser.hide(actions)
 
 
 def seconds(text: str) -> float:

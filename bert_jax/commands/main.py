@@ -75,10 +75,8 @@ def _run(prog: str, words: list[str], name: str) -> None:
     add_output(parser)
     end = words.index("--") if parser.others and "--" in words else len(words)
     words, others = words[1:end], words[end + 1 :]
-    args, rest = parser.parse_known_args(words, argparse.Namespace(parser=parser))
-    if isinstance(getattr(args, "text", None), list) and not any(w[:1] == "-" for w in rest):
-        # Words after a flag, which argparse adds to no list before Python 3.13.
-        args.text, rest = [*args.text, *rest], []
+    # Intermixed, since a file or a text may come after a flag.
+    args, rest = parser.parse_known_intermixed_args(words, argparse.Namespace(parser=parser))
     parser.check(rest)
     process.use_data_dir(getattr(args, "data_dir", None))
     level = Level.RESULTS if args.quiet else Level.DETAILS if args.verbose else Level.PROGRESS

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 from bert_jax import console
 from bert_jax.commands import process
 from bert_jax.commands.flags import Parser
-from bert_jax.errors import UserError, refuse
+from bert_jax.errors import UserError, check_count, refuse
 from bert_jax.storage.paths import file_to_write
 from bert_jax.storage.replacement import replacing
 
@@ -64,7 +64,6 @@ def _nearest_others(
 def run(args: argparse.Namespace, _: list[str]) -> None:
     from bert_jax.bert import Index
     from bert_jax.config import DataFiles
-    from bert_jax.retrieval.search import check_count
     from bert_jax.tasks.datasets import read_examples
     from bert_jax.tasks.passages import judged_passages
     from bert_jax.tasks.reranker import Reranker, RerankerConfig
@@ -76,7 +75,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         raise UserError(f"--output is {args.output}; name a .jsonl, since it has lines of JSON")
     if file_to_write(args.output).exists():
         raise UserError(f"{args.output} exists; remove it, or choose another --output")
-    process.cache_compiled_programs()
+    process.set_up_jax()
     columns = DataFiles(text=args.text, label=args.label)
     examples = read_examples(Reranker(RerankerConfig()), args.file, columns, labelled=True)
     judged = {

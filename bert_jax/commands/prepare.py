@@ -172,17 +172,17 @@ def _prepare_shard(args: argparse.Namespace, data: DataConfig, folder: Path, sha
     from bert_jax.text import prepare, shards, store
 
     tokenizer = _tokenizer_of_shards(args, folder)
-    if args.force and not paths.is_remote(args.store):
+    if args.force:
         (folder / "store.json").unlink(missing_ok=True)  # of the shards as they were
     with _replacing(shards.shard_folder(folder, shard), force=args.force) as new:
         prepare.write(data, tokenizer, args.vocab_size, new, shard, restarts=args.force)
     # Shards that are replaced one after the other are of two texts until the last one is.
     is_alone = paths.is_remote(args.store) or args.force
-    if is_alone or shards.missing(Path(args.store), shard[1]):
+    if is_alone or shards.missing(folder, shard[1]):
         then = _train_on(args.store)
         return f"complete: shard {args.shard} of {args.store}; after all others: {then}"
-    shards.finish(Path(args.store))
-    return store.open_store(Path(args.store))
+    shards.finish(folder)
+    return store.open_store(folder)
 
 
 def _prepare_whole(

@@ -13,7 +13,9 @@ says how they find each other.
 """
 
 import argparse
+import dataclasses
 import math
+from functools import partial
 
 from bert_jax import console
 from bert_jax.commands import process
@@ -45,14 +47,23 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
 
         own = origin.own_config(paths.as_path(args.workdir), args.fork)
     recipe = read_config(args.config or _DEFAULT, words, TrainConfig, own)
+    args.workdir = args.workdir or f"runs/{recipe.name}"
     if args.minutes is not None:
         _check_minutes(args, recipe)
-        own = own or _config_of_run(recipe.name, args.workdir)
+        from bert_jax.runs import origin  # late, as it imports JAX
+
+        own = own or origin.own_config(paths.as_path(args.workdir))
         if own:  # so that the same command resumes
             console.show("minutes    have no effect: the run resumes with its own steps")
-            args.minutes, args.workdir = None, args.workdir or f"runs/{recipe.name}"
+            args.minutes = None
             _take_fitted(recipe, own)
-    process.train("pretrain", args, recipe._replace(name="") if own else recipe)
+    process.train(
+        "pretrain",
+        args,
+        recipe._replace(name="") if own else recipe,
+        partial(_fit, recipe, args.minutes, args.init) if args.minutes else None,
+        fork=args.fork,
+    )
 
 
 def _check_minutes(args: argparse.Namespace, recipe: Recipe) -> None:
@@ -103,8 +114,31 @@ def _take_fitted(recipe: Recipe, own: TrainConfig) -> None:
             settings.assign(recipe.config, name, before[name])
 
 
-def _config_of_run(name: str, workdir: str | None) -> TrainConfig | None:
-    """Return the config of the run in a workdir, by default runs/NAME of a recipe; None without."""
-    from bert_jax.runs import origin  # late, as it imports JAX
+def _fit(recipe: Recipe, minutes: float, init: str | None) -> TrainConfig:
+    """Return the config of a recipe for so many minutes, with all that the command line sets."""
+    from bert_jax.bert import load
+    from bert_jax.config.validation import validate
+    from bert_jax.distributed import hosts
+    from bert_jax.planning import time_budget
+    from bert_jax.runs import origin
+    from bert_jax.text import mixture
 
-    return origin.own_config(paths.as_path(workdir or f"runs/{name}"))
+    refuse(
+        hosts.count() > 1,
+        "--minutes is for one host",
+        fix="give --config.steps on several",
+    )
+    config = recipe.config
+    # Not of the recipe's steps: the user's warm-up may be longer.
+    validate(dataclasses.replace(config, steps=time_budget.MOST_STEPS))
+    mixture.check_sources(config.data)
+    if init:  # the steps that are timed are those of its model
+        model = origin.model_config(load(init), config.model, recipe.fields)
+        config = dataclasses.replace(config, model=model)
+    fitted = time_budget.fit(
+        config,
+        minutes,
+        keeps_size=bool(init) or any(name.startswith("model.") for name in recipe.fields),
+        kept=recipe.fields,
+    )
+    return dataclasses.replace(fitted, model=recipe.config.model) if init else fitted

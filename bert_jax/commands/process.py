@@ -5,7 +5,6 @@ The library sets none of this: `import bert_jax` and its functions leave the pro
 
 import argparse
 import contextlib
-import dataclasses
 import gc
 import importlib
 import itertools
@@ -17,6 +16,7 @@ import signal
 import sys
 import threading
 import traceback
+import typing
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING, Any
 from bert_jax import console
 from bert_jax.commands.flags import Recipe
 from bert_jax.commands.memory import keep_host_memory
-from bert_jax.errors import CommandError, TextWarning, UserError, first_line, refuse
+from bert_jax.config.fields import Dtype
+from bert_jax.errors import CommandError, TextWarning, UserError, first_line
 from bert_jax.storage import paths
 
 if TYPE_CHECKING:
     from bert_jax.bert import Bert
     from bert_jax.config import TrainConfig
-    from bert_jax.config.fields import Dtype
 
 _CACHE = "jax_compilation_cache_dir"
 _OPEN_FILES = 4096  # at a time, where the system allows it; macOS begins with 256
@@ -156,8 +156,18 @@ def end_process(name: str, error: CommandError | KeyboardInterrupt) -> None:
     os._exit(getattr(error, "exit_code", 128 + number))
 
 
-def train(name: str, args: argparse.Namespace, recipe: Recipe) -> None:
-    """Run `start` and `train_run` of a module, as one of several processes, which end together."""
+def train(
+    name: str,
+    args: argparse.Namespace,
+    recipe: Recipe,
+    fit: "Callable[[], TrainConfig] | None" = None,
+    **options: Any,
+) -> None:
+    """Run `start` and `train_run` of a module, as one of several processes, which end together.
+
+    `fit` returns the config to train with, if it is not the recipe's; `options` are those of
+    `start` that the module alone has.
+    """
     keep_host_memory()  # before any thread: that which shows work is one
     use_enough_threads()
     with console.working("starting JAX", says_end=False):
@@ -174,62 +184,39 @@ def train(name: str, args: argparse.Namespace, recipe: Recipe) -> None:
         with console.working("starting", says_end=False):
             module = importlib.import_module(f"bert_jax.runs.{name}")
         workdir = paths.as_path(args.workdir or f"runs/{recipe.name}")
-        options = {"fork": args.fork} if "fork" in args else {}  # of pretraining alone
         with contextlib.nullcontext() if hosts.is_main() else console.quiet():
-            config = recipe.config
-            if minutes := getattr(args, "minutes", None):
-                config = _fit(recipe, minutes, args.init)
-            options |= {"init": args.init, "fields": recipe.fields, "recipe": recipe.name}
-            run = module.start(config, workdir=workdir, **options)
+            run = module.start(
+                fit() if fit else recipe.config,
+                workdir=workdir,
+                init=args.init,
+                fields=recipe.fields,
+                recipe=recipe.name,
+                **options,
+            )
             with stop_signals(args.parser.prog) as reason:
                 module.train_run(run, reason)
 
     hosts.run(connected)
 
 
-def _fit(recipe: Recipe, minutes: float, init: str | None) -> "TrainConfig":
-    """Return the config of a recipe for so many minutes, with all that the command line sets."""
-    from bert_jax.bert import load
-    from bert_jax.config.validation import validate
-    from bert_jax.distributed import hosts
-    from bert_jax.planning import time_budget
-    from bert_jax.runs import origin
-    from bert_jax.text import mixture
-
-    refuse(
-        hosts.count() > 1,
-        "--minutes is for one host",
-        fix="give --config.steps on several",
-    )
-    config = recipe.config
-    # Not of the recipe's steps: the user's warm-up may be longer.
-    validate(dataclasses.replace(config, steps=time_budget.MOST_STEPS))
-    mixture.check_sources(config.data)
-    if init:  # the steps that are timed are those of its model
-        model = origin.model_config(load(init), config.model, recipe.fields)
-        config = dataclasses.replace(config, model=model)
-    fitted = time_budget.fit(
-        config,
-        minutes,
-        keeps_size=bool(init) or any(name.startswith("model.") for name in recipe.fields),
-        kept=recipe.fields,
-    )
-    return dataclasses.replace(fitted, model=recipe.config.model) if init else fitted
-
-
 def add_dtype(parser: argparse.ArgumentParser) -> None:
     """Add the flag that `load_checkpoint` takes."""
     what = "of the computation; auto: bfloat16 where the device has it (the checkpoint's)"
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "auto"), help=what)
+    parser.add_argument("--dtype", choices=typing.get_args(Dtype), help=what)
 
 
 def load_checkpoint(path: str, dtype: "Dtype | None" = None) -> "Bert":
     """Return the model of a checkpoint, whose compiled programs and freed memory are kept."""
     from bert_jax.bert import load
 
+    set_up_jax()
+    return load(path, dtype=dtype)
+
+
+def set_up_jax() -> None:
+    """Keep freed memory and compiled programs, for a command of one host that computes."""
     keep_host_memory()
     cache_compiled_programs()
-    return load(path, dtype=dtype)
 
 
 def cache_compiled_programs() -> None:

@@ -13,7 +13,7 @@ import dataclasses
 
 from bert_jax.commands import process, texts
 from bert_jax.commands.flags import Parser
-from bert_jax.errors import UserError, without_controls
+from bert_jax.errors import UserError, check_count, without_controls
 from bert_jax.text.files import STDIN
 
 _SHOWN = 160  # characters of a text
@@ -35,17 +35,16 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
-    from bert_jax.bert import Index
-    from bert_jax.retrieval.search import check_count
+    from bert_jax.bert import Index, load
 
-    process.cache_compiled_programs()
+    process.set_up_jax()
     if args.candidates is not None and args.reranker is None:
         raise UserError("--candidates are what a reranker reads; give --reranker, or leave it out")
     candidates = 100 if args.candidates is None else args.candidates
     check_count(args.top_k, "--top-k")
     check_count(candidates, "--candidates")
     index = Index.load(args.index, args.checkpoint)
-    reranker = None if args.reranker is None else process.load_checkpoint(args.reranker)
+    reranker = None if args.reranker is None else load(args.reranker)
     is_several = args.query == STDIN
     parts = texts.read_ahead(texts.numbered(STDIN)) if is_several else [[("", args.query)]]
     is_first = True

@@ -14,11 +14,11 @@ from bert_jax.console import Level
 from bert_jax.convert import config_json, huggingface, module_folders, sentence_transformers
 from bert_jax.convert.module_folders import MODULES
 from bert_jax.distributed import hosts
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, refuse
 from bert_jax.models.exchange import COMPANION_FOLDER
 from bert_jax.storage import daemon_thread, paths
 from bert_jax.storage.json_files import read_json
-from bert_jax.storage.replacement import replacing
+from bert_jax.storage.replacement import check_replaceable, replacing
 from bert_jax.text import tokenizer_loading
 
 _SMALL_FILES = (
@@ -106,7 +106,16 @@ def _bytes_in(folder: Path) -> int:
     return 0
 
 
-def check_destination(name: str, *, force: bool, private: bool = False) -> None:
+def check_destination(path: str | Path, *, force: bool, private: bool) -> None:
+    """Refuse a path that an export may not replace, or the name of a model on the hub."""
+    if paths.is_on_hub(path):
+        _check_upload(str(path), force=force, private=private)
+        return
+    refuse(private, "--private is for a model of the hub", fix="give hf:OWNER/NAME")
+    check_replaceable(paths.on_disk(path), huggingface.is_export if force else None)
+
+
+def _check_upload(name: str, *, force: bool, private: bool) -> None:
     """Refuse the name of a model that cannot be uploaded."""
     repository, revision = _parse(name)
     if revision or "/" not in repository:
@@ -158,8 +167,8 @@ def _keep_header(repository: str, card: Path) -> None:
 @contextlib.contextmanager
 def destination(path: str | Path, *, force: bool, private: bool) -> Iterator[Path]:
     """Yield an empty folder that becomes an export at `path`, or is uploaded to the hub."""
+    check_destination(path, force=force, private=private)
     if paths.is_on_hub(path):
-        check_destination(str(path), force=force, private=private)
         with tempfile.TemporaryDirectory() as folder:
             yield Path(folder)
             _upload(Path(folder), str(path), force=force, private=private)

@@ -20,7 +20,7 @@ from bert_jax.inference.runner import Arrays, apply
 from bert_jax.inference.tokenization import sequences_of, warn_unknown
 from bert_jax.models.architecture import make_encoder
 from bert_jax.models.encoder import Encoder
-from bert_jax.retrieval.search import check_count, normalize
+from bert_jax.retrieval.search import normalize
 from bert_jax.tasks import task_class
 from bert_jax.tasks.embedding import BertForEmbedding
 from bert_jax.tasks.retrieval import EncodingTask
@@ -91,7 +91,9 @@ class TextEncoder:
         before: str = "",
         batch_size: int | None = None,
     ):
-        is_own = layers is None and pooling is None and isinstance(model.model, BertForEmbedding)
+        own = None
+        if layers is None and pooling is None and isinstance(model.model, BertForEmbedding):
+            own = model.model
         layers, pooling = (-1,) if layers is None else tuple(layers), pooling or "mean"
         if pooling not in POOLINGS:
             raise UserError(f"pooling is {pooling!r}; choose one of {', '.join(POOLINGS)}")
@@ -100,23 +102,21 @@ class TextEncoder:
         if not layers or not all(isinstance(n, Integral) and n in known for n in layers):
             names = ", ".join(map(repr, layers))
             raise UserError(f"layer is {names}; the model has layers 0 (embeddings) to {count}")
-        if batch_size is not None:
-            check_count(batch_size, "batch_size")
         self._model, self._pooling, self._batch_size = model, pooling, batch_size
         self._before, self.is_by_token = before, self._pooling in _OF_TOKENS
         self._is_unit, self._stride = False, 0
         self.max_length = model.config.max_position_embeddings
         self.size = model.config.hidden_size
-        if is_own and isinstance(model.model, BertForEmbedding):
+        if own:
             self.max_length = model.data.max_length
-            self._is_unit = model.model.embedding.normalize
+            self._is_unit = own.embedding.normalize
             self._stride = model.task.stride if model.task else 0
-            self.size = model.model.embedding.dense or self.size
-            function = functools.partial(_own_embeddings, model.model)
+            self.size = own.embedding.dense or self.size
+            function = functools.partial(_own_embeddings, own)
         else:
             encoder = make_encoder(model.config, add_pooling_layer=False)
             function = functools.partial(_pooled, encoder, layers, pooling)
-        name = "embeddings", () if is_own else layers, pooling
+        name = "embeddings", () if own else layers, pooling
         self._step = model.runner.compile(name, function)
 
     def encode_chunk(self, texts: Sequence[str]) -> list[TextEmbedding]:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self, overload
 import numpy as np
 
 from bert_jax import console
-from bert_jax.errors import UserError, refuse
+from bert_jax.errors import UserError, check_count, refuse
 from bert_jax.inference.embeddings import TextEncoder, embedding_identity
 from bert_jax.inference.loading import LoadedModel, load_model
 from bert_jax.inference.predictions import check_reranker, relevance
@@ -209,8 +209,8 @@ class TextIndex:
           UserError: a query is empty, `top_k` or `candidates` is less than 1, the index is of
             another model, or the reranker is none.
         """
-        search.check_count(top_k, "top_k")
-        search.check_count(candidates, "candidates")
+        check_count(top_k, "top_k")
+        check_count(candidates, "candidates")
         queries = text_list(query, "queries")  # once, as it may be a generator
         if reranker is not None:
             reranker = self._loaded(reranker, "reranker")
@@ -286,7 +286,7 @@ class TextIndex:
         if embedding_identity(bert) != self._identity:
             built = self._checkpoint or "a model without a checkpoint"
             refuse(
-                self._checkpoint != "" and str(getattr(bert, "source", "")) == self._checkpoint,
+                self._checkpoint != "" and str(bert.source) == self._checkpoint,
                 f"{self._path} is of {built} as it was; it has other weights now",
                 fix="build the index again",
             )

@@ -8,12 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, check_count
 from bert_jax.inference.loading import LoadedModel
 from bert_jax.inference.runner import Arrays, apply
 from bert_jax.inference.tokenization import sequences_of
 from bert_jax.models.heads import TaskModel
-from bert_jax.retrieval.search import check_count
 
 _GUESSES_BY_LAYER = 5  # for a masked token, in the view of a text
 _POSITIONS_MULTIPLE = 16  # masked positions are padded, as each number of them compiles a program

@@ -13,12 +13,11 @@ from bert_jax import console
 from bert_jax.batches.buckets import Batcher
 from bert_jax.config import DataFiles, settings
 from bert_jax.distributed import hosts
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, check_count
 from bert_jax.inference.loading import LoadedModel
 from bert_jax.inference.runner import Step, run_batches
 from bert_jax.inference.tokenization import check_unicode, warn_skipped, warn_unknown
 from bert_jax.models.heads import TaskModel
-from bert_jax.retrieval.search import check_count
 from bert_jax.storage.paths import on_disk
 from bert_jax.tasks import make_task, task_class
 from bert_jax.tasks.base import Example, Task

@@ -12,7 +12,6 @@ from bert_jax.errors import refuse
 from bert_jax.inference.embeddings import TextEmbedding, TextEncoder
 from bert_jax.inference.loading import LoadedModel
 from bert_jax.inference.tokenization import own_prompt, warn_unknown
-from bert_jax.retrieval.search import check_count
 from bert_jax.tasks import make_task, task_class
 from bert_jax.tasks.retrieval import EncodingTask
 from bert_jax.tasks.sequences import make_batcher
@@ -25,8 +24,6 @@ class RetrievalEncoder:
         self._model, self._task, self._batch_size = model, task, batch_size
         self._is_query, self.is_by_token = prompt == "query", task.vectors_kind == "tokens"
         self.size = model.config.vocab_size  # of a vector that is not one of a token
-        if batch_size is not None:
-            check_count(batch_size, "batch_size")
         self.max_length = task.longest_text(model.data.max_length, is_query=self._is_query)
         objective = task.objective(model.model)
         function = functools.partial(objective.apply, dropout_key=None)

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from bert_jax.batches.token_sequences import TokenSequences
-from bert_jax.errors import TextWarning, UserError
+from bert_jax.errors import TextWarning, UserError, check_count
 from bert_jax.inference.loading import LoadedModel
 from bert_jax.inference.runner import Sequences
 from bert_jax.models.architecture import num_token_types
-from bert_jax.retrieval.search import check_count
 from bert_jax.tasks import task_class
 from bert_jax.tasks.embedding import BertForEmbedding
 from bert_jax.tasks.retrieval import Retrieval
@@ -129,17 +128,10 @@ def own_prompt(model: LoadedModel, name: str) -> str:
 def warn_truncated(count: int, total: int, max_length: int) -> None:
     """Warn the user of texts that were truncated to a length, if there are any."""
     if count:
-        _warn(
-            f"{count:,} of {total:,} texts are longer than the model's {max_length} tokens and "
-            "were truncated"
-        )
-
-
-def warn_text_truncated(num_tokens: int) -> None:
-    """Warn the user that the one text was truncated to a number of tokens."""
-    _warn(
-        f"the text is longer than the model's positions and was truncated to {num_tokens:,} tokens"
-    )
+        which, did = f"{count:,} of {total:,} texts are", "were"
+        if total == 1:
+            which, did = "the text is", "was"
+        _warn(f"{which} longer than the model's {max_length} tokens and {did} truncated")
 
 
 def warn_unknown(unknown: int, tokens: int) -> None:

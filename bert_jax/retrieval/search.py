@@ -5,14 +5,12 @@ Shapes: N rows of D dimensions, Q queries, K results of each.
 
 import dataclasses
 import functools
-import numbers
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
-from bert_jax.errors import UserError
 from bert_jax.storage.machine import num_cores
 
 _BLOCK = 1 << 20  # numbers of the matrix that a thread searches at once: few enough for its caches
@@ -36,14 +34,10 @@ def top_k(matrix: np.ndarray, queries: np.ndarray, k: int) -> TopK:
       queries: [Q, D] float32.
       k: results of each query; all N where there are fewer.
 
-    Raises:
-      UserError: `k` is less than 1.
-
     >>> found = top_k(np.eye(3, dtype=np.float16), np.array([[0.0, 0.0, 1.0]], np.float32), k=2)
     >>> found.indices.tolist(), found.scores.tolist()
     ([[2, 0]], [[1.0, 0.0]])
     """
-    check_count(k, "top_k")
     count, size = matrix.shape
     cores = min(num_cores(), 1 + count * size * len(queries) // _THREAD)
     edges = [count * core // cores for core in range(cores + 1)]
@@ -103,7 +97,6 @@ def flat_token_top_k(
       queries: of each the vectors of its tokens, [n, D].
       k: results of each query.
     """
-    check_count(k, "top_k")
     count, size = len(starts) - 1, vectors.shape[1]
     most = max(1, _SCORES // count)  # queries whose scores are in memory at once
     parts = []
@@ -137,7 +130,6 @@ def sparse_top_k(matrix: Any, queries: Any, k: int) -> TopK:
     >>> found.indices.tolist(), found.scores.tolist()
     ([[2, 0]], [[1.0, 0.0]])
     """
-    check_count(k, "top_k")
     by_column, size = matrix.T.tocsr(), max(1, _SCORES // matrix.shape[0])
     parts = [
         _best_of((queries[start : start + size] @ by_column).toarray(), k)
@@ -159,12 +151,6 @@ def _best_of(scores: np.ndarray, k: int) -> TopK:
     shape = len(scores), min(k, scores.shape[1])
     indices = np.array([best(row, k) for row in scores], np.int64).reshape(shape)
     return TopK(indices, np.take_along_axis(scores, indices, 1).astype(np.float32))
-
-
-def check_count(count: Any, name: str) -> None:
-    """Refuse an argument that is not a whole number of at least 1."""
-    if not isinstance(count, numbers.Integral) or int(count) < 1:
-        raise UserError(f"{name} is {count!r}; give a whole number, 1 or more")
 
 
 def normalize(vectors: np.ndarray) -> np.ndarray:

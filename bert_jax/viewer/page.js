@@ -379,7 +379,6 @@ function tabs() {
 
 /** Build the page. */
 async function start() {
-  performance.mark("start");
   readAddress();
   document.title = [...(data.texts[0]?.texts ?? []), modelName(), "attention"].join(" · ");
   document.getElementById("header").append(...header());
@@ -389,6 +388,5 @@ async function start() {
   document.addEventListener("scroll", ({ target }) => target.classList && markMore(target), true);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawView);
   await openView();
-  performance.mark("shown");
   document.documentElement.dataset.ready = "true";
 }

@@ -9,7 +9,7 @@ function openLayers(panel) {
     cells: tokenMap("cells", currentText()),
     describe: (i, j) => [
       quote(tokens[i]), " and ", quote(tokens[j]), " have a cosine of ",
-      `${number(layer.cosines[i * length + j] / 32767)} ${layerName(state.layer, "in the embeddings")}`,
+      `${number(layer.cosines[i * length + j] / 32767)} ${layerName(state.layer)}`,
     ],
     hint: "Point at a cell to read it; click to keep it while the layer changes.",
     onpick: (token, key) => change({ token, key }),
@@ -33,7 +33,7 @@ function openLayers(panel) {
   };
 }
 
-const layerName = (layer, embeddings) => (layer ? `after layer ${layer}` : embeddings);
+const layerName = (layer) => (layer ? `after layer ${layer}` : "in the embeddings");
 
 /** Return the comparison of a word: a line for each two texts, and their numbers as a table. */
 function comparison() {
@@ -82,7 +82,7 @@ function lineChart(lines, width, label) {
       "stroke-dasharray": DASHES[dashOf(n + 1)].join(" "),
     }),
     ...values.map((value, i) => svg("circle", { cx: x(i), cy: y(value), r: 3 },
-      svg("title", {}, `${name}: ${number(value)} ${layerName(i, "in the embeddings")}`))),
+      svg("title", {}, `${name}: ${number(value)} ${layerName(i)}`))),
     svg("path", { class: "leader", d: `M${right + 5},${y(values[last])}L${right + 16},${ends[n]}` }),
     text(right + 20, ends[n] + 4, name, "start")));
   const now = x(state.layer);

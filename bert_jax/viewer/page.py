@@ -11,7 +11,7 @@ from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.storage.paths import file_to_write, on_disk
-from bert_jax.storage.replacement import replacing
+from bert_jax.storage.replacement import check_replaceable, replacing
 
 _FOLDER = Path(__file__).parent
 _VIEWS = ("heads", "heatmap", "model", "neuron", "layers", "masked", "patterns")
@@ -58,10 +58,7 @@ def check_file(path: str | Path) -> None:
 def check_output(path: str | Path, *, force: bool) -> None:
     """Refuse a path that exists, unless `force`, or is in no folder that can be written."""
     check_file(path)
-    path = file_to_write(path)
-    if os.path.lexists(path) and not force:
-        told = "choose another path, or --force (force=True) to replace it"
-        raise UserError(f"{path} already exists; {told}")
+    check_replaceable(file_to_write(path), os.path.isfile if force else None)
 
 
 def write(path: str | Path, content: str, *, force: bool) -> int:

@@ -16,9 +16,10 @@ from bert_jax.inference import masked_lm
 from bert_jax.inference.hidden_states import encoder_output
 from bert_jax.inference.loading import LoadedModel
 from bert_jax.inference.predictions import predict_texts
-from bert_jax.inference.tokenization import sequences_of, warn_text_truncated
+from bert_jax.inference.tokenization import sequences_of, warn_truncated
 from bert_jax.models.architecture import architecture
 from bert_jax.models.positions import position_kind
+from bert_jax.retrieval.search import normalize
 from bert_jax.tasks.sequences import join
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.viewer import page, patterns
@@ -121,8 +122,7 @@ def view(model: LoadedModel, texts: Sequence[str]) -> AttentionView:
     masked = np.flatnonzero(input_ids == tokenizer.mask_id)
     if masked.size:
         masked_lm.check_head(model)
-    if is_truncated:
-        warn_text_truncated(count)
+    warn_truncated(int(is_truncated), 1, longest)
     output = encoder_output(
         model,
         sequences_of(model, [input_ids], [second_start]),
@@ -212,7 +212,6 @@ class WordComparison:
         comparison = {
             "word": self.word,
             "spans": [find_word(view.texts[0], self.word) for view in self.views],
-            "indices": self.indices,
             "cosines": np.round(self.cosines.astype(float), 4).tolist(),
         }
         return _render(self.views, comparison=comparison)
@@ -224,12 +223,12 @@ def compare(model: LoadedModel, texts: Sequence[str], word: str) -> WordComparis
         raise UserError(f"the word is {reprlib.repr(word)}; give a str")
     if isinstance(texts, str) or len(texts) < 2 or not word.strip():
         raise UserError("there is nothing to compare; give a word and two texts or more")
+    spans = [find_word(text, word) for text in texts]
     views = [view(model, [text]) for text in texts]
     longest = max(len(each.input_ids) for each in views)
     check_size(model.config, longest, num_texts=len(views))
     indices, vectors = [], []
-    for each, text in zip(views, texts, strict=True):
-        start, end = find_word(text, word)
+    for each, text, (start, end) in zip(views, texts, spans, strict=True):
         if each.tokenizer.mask_id in each.input_ids:
             raise UserError(f"the text {text[:60]!r} has a [MASK]; compare texts without")
         _, offsets = each.tokenizer.encode_with_offsets(text)
@@ -261,8 +260,7 @@ def _is_inside_word(text: str, index: int) -> bool:
 
 def cosines(vectors: np.ndarray) -> np.ndarray:
     """Return the cosine of each two vectors: [..., N, N] of [..., N, D]."""
-    norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    normalized = vectors / np.maximum(norms, np.finfo(np.float32).tiny)
+    normalized = normalize(vectors)
     return np.clip(normalized @ normalized.swapaxes(-1, -2), -1, 1)
 
 

@@ -45,7 +45,7 @@ def test_help(command, bert_jax_main, capsys, monkeypatch):
         (["pretrain", "--init="], "--init"),
         (["finetune", "--workdir", ""], "--workdir"),
         (["finetune", "--config="], "--config"),
-        (["embed", "", "file"], "CHECKPOINT"),
+        (["embed", "", "file", "--json"], "CHECKPOINT"),
         (["index", "x", "", "--output=y"], "FILE"),
         (["search", "x", "query", "--checkpoint="], "--checkpoint"),
         (["benchmark", "--profile="], "--profile"),

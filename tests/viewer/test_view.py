@@ -103,11 +103,11 @@ def test_texts_of_another_number_than_those_of_the_task_have_no_prediction(tiny_
 
 
 def test_long_texts_are_truncated(tiny_bert):
-    with pytest.warns(UserWarning, match="was truncated to 32 tokens"):
+    with pytest.warns(UserWarning, match="the text is longer than the model's 32 tokens"):
         view = tiny_bert.attention("the " * 80)
     assert view.is_truncated
     assert len(view.tokens) == 32
-    with pytest.warns(UserWarning, match="truncated to 32 tokens"):
+    with pytest.warns(UserWarning, match="the text is longer"):
         view = tiny_bert.attention("the " * 80, "the bank")
     assert view.tokens[-2:-1] == tiny_bert.attention("bank").tokens[-2:-1]
     assert not tiny_bert.attention("the", "the").is_truncated
