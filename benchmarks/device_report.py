@@ -82,7 +82,7 @@ def write_report(
     """Write README.md: a table of each group, and what should change."""
     device = found.device
     sections = {
-        "": lambda: [record.heading(["jax", "jaxlib", "flax"], {}), *_packages(found, missing)],
+        "": lambda: [record.heading(["jax", "jaxlib", "flax"]), *_packages(found, missing)],
         "## The first minute": lambda: _check(found),
         "## Parts": lambda: table(("part", "how it ended"), [(p, found.summary(p)) for p in parts]),
         "## Tests on the device": lambda: _tests(found),

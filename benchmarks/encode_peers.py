@@ -258,7 +258,7 @@ def main() -> None:
         write_onnx(args.output)
     peers = {peer.partition("-float")[0].partition("-int")[0] for peer in chosen - {BERT_JAX}}
     packages = sorted({"onnxruntime" if peer == "onnx" else peer for peer in peers})
-    print(record.heading(["jax", "torch", *packages], {}))
+    print(record.heading(["jax", "torch", *packages]))
     jobs = [(task, peer) for task, peers in PEERS.items() for peer in peers if peer in chosen]
     workers = [Worker(args.output, task, peer, args.dtype) for task, peer in jobs]
     print("| | tokens | texts/s | bert-jax is faster by | difference |\n|---|---|---|---|---|")

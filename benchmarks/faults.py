@@ -58,7 +58,7 @@ def main() -> None:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(args.output.absolute() / "programs")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     CONTEXT.set_forkserver_preload(["fuzzing"])  # which imports the package, but starts no JAX
-    heading = record.heading(["jax", "orbax-checkpoint", "tokenizers"], {})
+    heading = record.heading(["jax", "orbax-checkpoint", "tokenizers"])
     started = time.monotonic()
     args.deadline = started + 60 * args.minutes
     table = PARTS[args.part](args)

@@ -8,6 +8,7 @@ import base64
 import contextlib
 import dataclasses
 import faulthandler
+import functools
 import gzip
 import hashlib
 import json
@@ -25,8 +26,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import google_crc32c
 
 import bert_jax
 from bert_jax import UserError, console
@@ -191,8 +190,7 @@ def _seal_table(data: bytes) -> bytes:
             value, position = tensor_bundle._varint(data, position)
             handles.append(value)
         for offset, size in ((0, handles[0] - 5), handles[:2], handles[2:]):
-            crc = google_crc32c.value(bytes(changed[offset : offset + size + 1]))
-            crc = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+            crc = tensor_bundle._masked_crc(bytes(changed[offset : offset + size + 1]))
             changed[offset + size + 1 : offset + size + 5] = struct.pack("<I", crc)
     return bytes(changed)
 
@@ -265,16 +263,12 @@ def _read_task(folder: Path) -> None:
     task.features(datasets.train, wordpiece(), ModelConfig(), 128)
 
 
+@functools.cache
 def wordpiece() -> tokenizer.Tokenizer:
     """Return a tokenizer of ASCII."""
-    if not _LOADED:
-        letters = [chr(number) for number in range(ord("!"), 127)]
-        tokens = [*tokenizer.WordPieceTokenizer.special, *letters, *(f"##{x}" for x in letters)]
-        _LOADED.append(tokenizer.WordPieceTokenizer.from_vocabulary(tokens, lowercase=True))
-    return _LOADED[0]
-
-
-_LOADED: list[tokenizer.Tokenizer] = []
+    letters = [chr(number) for number in range(ord("!"), 127)]
+    tokens = [*tokenizer.WordPieceTokenizer.special, *letters, *(f"##{x}" for x in letters)]
+    return tokenizer.WordPieceTokenizer.from_vocabulary(tokens, lowercase=True)
 
 
 def _read_tokenizer(folder: Path) -> None:

@@ -30,7 +30,7 @@ def describe(path: Path) -> str:
         step = plan.get("seconds", {}).get("step")
         batch = plan["batch_size"] // (plan["mesh"]["data"] * plan["mesh"]["fsdp"])
         row = [path.stem, plan["max_length"], batch, memory.get("temporaries"), memory.get("total")]
-        row += [f"{step * 1e3:.1f} ms" if step else "", f"{plan.get('mfu', 0):.0%}"]
+        row += [f"{step * 1e3:.1f} ms" if step else "", f"{plan.get('mfu') or 0:.0%}"]
         rows.append(" | ".join(map(str, row)))
     steps = [plan.get("seconds", {}).get("step") for plan in plans]
     if len(plans) == len(stages) and all(steps):

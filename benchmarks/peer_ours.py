@@ -1,6 +1,5 @@
 """The train step of this project, for peers.py, which starts this program."""
 
-import dataclasses
 import json
 
 import jax
@@ -13,42 +12,16 @@ from bert_jax.config import TrainConfig
 from bert_jax.config.schedule import make_schedule
 from bert_jax.config.settings import from_dict
 from bert_jax.distributed.mesh import shard_batch
-from bert_jax.models import layers, matmul
-from bert_jax.models.target import Target
 from bert_jax.planning import synthetic
-
-
-def _threefry_dropout() -> None:
-    """Draws the bits of dropout with JAX's own generator."""
-    layers.random_bits = lambda key, rows, shape, bounds: jax.random.bits(
-        key, (*rows.shape, *shape)
-    )
-
-
-def _one_form_of_products() -> None:
-    """Asks a CPU for products as an accelerator is asked."""
-    matmul.target = lambda: Target("gpu")
-
-
-# The plain form in place of a technique, by its name.
-PLAIN = {
-    "hashed-dropout": _threefry_dropout,
-    "cpu-matmuls": _one_form_of_products,
-}
 
 
 def main() -> None:
     """Builds the model, takes the first steps, and waits to be asked for more."""
     spec = read_spec()
-    if spec.head != "kept-memory":
-        keep_host_memory()
+    keep_host_memory()
     config = from_dict(TrainConfig, json.loads(spec.config), "config")
     config.model.dtype = spec.dtype
     phase = make_schedule(config).stages[0]
-    if spec.head == "masked-head":
-        phase = dataclasses.replace(phase, max_predictions=phase.max_length)
-    elif spec.head in PLAIN:
-        PLAIN[spec.head]()
     run = synthetic.checked_setup(config, [phase], jax.devices()[:1])  # as PyTorch has
     step, state = synthetic.train_step(run, config, phase), run.new_state()
     batch = synthetic.random_batch(config, phase)

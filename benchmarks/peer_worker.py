@@ -12,9 +12,6 @@ from typing import Any
 
 import numpy as np
 
-# What `peer_ours.py` can leave out of our step.
-TECHNIQUES = ("hashed-dropout", "cpu-matmuls", "masked-head", "kept-memory")
-
 _UNTIMED = 6  # steps that compile, and settle the memory
 
 
@@ -25,8 +22,7 @@ class Spec:
     Attributes:
       model: a `ModelConfig` as a dictionary.
       dtype: "float32" or "bfloat16".
-      head: "full" to score every position, "masked" for the predicted ones; of our own step, what
-        it is to be without.
+      head: "full" to score every position, "masked" for the predicted ones.
       compile: by `torch.compile`.
       sdpa: the kernel of PyTorch's attention, by its name there; "" for PyTorch's own choice.
       batch_size: sequences a step.

@@ -13,8 +13,7 @@ the same with its MLM head on the masked positions alone, as here; `torch-compil
 `torch-masked-compiled`, under `torch.compile`; `torch-masked-cudnn` and `torch-masked-flash`,
 compiled, with PyTorch's attention by that kernel alone, without a mask; `flax`, the last Flax BERT,
 which needs transformers 4: name the Python of such an environment with `--flax_python`. Their
-sequences are masked beforehand, those of bert-jax in the step. The step of bert-jax can also run
-without one of the techniques that make it fast: `without-` and a name of `peer_worker.TECHNIQUES`.
+sequences are masked beforehand, those of bert-jax in the step.
 """
 
 import argparse
@@ -32,7 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import record
-from peer_worker import TECHNIQUES, Spec
+from peer_worker import Spec
 
 from bert_jax.commands import process
 from bert_jax.commands.flags import read_config
@@ -60,7 +59,6 @@ PEERS = {
     "torch-masked-cudnn": Kind("peer_torch.py", "masked", compile=True, sdpa="CUDNN_ATTENTION"),
     "torch-masked-flash": Kind("peer_torch.py", "masked", compile=True, sdpa="FLASH_ATTENTION"),
     "flax": Kind("peer_flax.py", "full"),
-    **{f"without-{name}": Kind("peer_ours.py", name) for name in TECHNIQUES},
 }
 BERT_JAX = "bert-jax"
 

@@ -6,22 +6,16 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 
 
-def heading(packages: Sequence[str], others: Mapping[str, str]) -> str:
-    """Returns the command, the commit, the machine and the versions that a run had.
-
-    Args:
-      packages: of this environment.
-      others: versions of what runs in another one, by name.
-    """
-    versions = {name: metadata.version(name) for name in packages} | dict(others)
-    shown = ", ".join(f"{name} {version}" for name, version in versions.items())
+def heading(packages: Sequence[str]) -> str:
+    """Returns the command, the commit, the machine and the versions of packages in a run."""
+    shown = ", ".join(f"{name} {metadata.version(name)}" for name in packages)
     command = shlex.join(["python", *sys.argv])
     return (
         f"    {command}\n\n{_processor()}, {len(os.sched_getaffinity(0))} cores; commit "

@@ -67,7 +67,7 @@ def main() -> None:
         part[:] = normalize(generator.standard_normal(part.shape, np.float32))
     searches = {"float16": lambda queries: top_k(halves, queries, TOP_K)}
     searches |= peers(halves) if args.peers else {}
-    print(record.heading(["numpy", "scipy"], {}))
+    print(record.heading(["numpy", "scipy"]))
     print(f"| {args.texts:,} texts of {args.size} | queries | seconds |")
     print("|---|---:|---:|")
     for name, function in searches.items():

@@ -127,5 +127,5 @@ def on_a_tpu(name: str) -> None:
 if __name__ == "__main__":
     if {"-h", "--help"} & {*sys.argv[1:]}:
         sys.exit(__doc__)
-    print(record.heading(("jax", "jaxlib"), {}))
+    print(record.heading(("jax", "jaxlib")))
     on_a_tpu(sys.argv[1]) if sys.argv[1:] else on_this_cpu()

@@ -29,15 +29,13 @@ def export(
 ) -> Exported:
     """Write a model with its card to a directory or to the hub; `Bert.export` has the arguments."""
     check_named(path)
-    task = make_task(model.task) if model.task else None
-    is_of_embeddings = task and head is None and task.library == sentence_transformers.LIBRARY
+    task = make_task(model.task) if model.task and head is None else None
     max_length = model.config.max_position_embeddings
-    has_head = task and head is None and not is_of_embeddings
-    if is_of_embeddings or has_head:  # the directory says how a text is truncated
+    if task:  # the directory says how a text is truncated
         max_length = min(model.data.max_length, max_length)
     name = str(path).removeprefix(paths.HUB) if paths.is_on_hub(path) else Path(path).name
     with hub.destination(path, force=force, private=private) as folder:
-        if task and is_of_embeddings:
+        if task and task.library == sentence_transformers.LIBRARY:
             save = _SAVE[task.vectors_kind]
             exported = save(model, folder, task, max_length)
         else:
@@ -49,7 +47,7 @@ def export(
                 head=head,
                 task=task,
                 data=None if isinstance(model.data, UnknownColumns) else model.data,
-                max_length=max_length if has_head else None,
+                max_length=max_length,
             )
         model_card.write(folder, name, model, exported, max_length)
     return exported

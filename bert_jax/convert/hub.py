@@ -92,8 +92,7 @@ def fetch(name: str, *, weights: bool = True) -> Path:
 
 def _warn_if_partial(name: str, folder: Path, values: Mapping[str, Any]) -> None:
     """Warn of a cache without what makes an encoder a model of sentence-transformers."""
-    (architecture, *_) = values.get("architectures") or ("",)
-    if str(architecture).endswith("Model") and not (folder / MODULES).exists():
+    if config_json.architecture(values).endswith("Model") and not (folder / MODULES).exists():
         hosts.warn_on_main(
             f"{name} is read from the cache, which has no {MODULES}; if it is a model of "
             "sentence-transformers, its pooling is missing: fetch it while connected"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from bert_jax.errors import refuse
+from bert_jax.errors import check_count, refuse
 from bert_jax.inference.embeddings import TextEmbedding, TextEncoder
 from bert_jax.inference.loading import LoadedModel
 from bert_jax.inference.tokenization import own_prompt, warn_unknown
@@ -67,6 +67,8 @@ def text_encoder(
 
     `prompt` is "query", "passage" or "", for what the texts are.
     """
+    if batch_size is not None:
+        check_count(batch_size, "batch_size")
     task = make_task(model.task) if model.task else None
     is_own = layers is None and pooling is None
     if is_own and isinstance(task, EncodingTask):

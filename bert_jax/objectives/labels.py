@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Float
 
 from bert_jax.distributed.fsdp import SINGLE_DEVICE, Collectives
@@ -69,5 +70,5 @@ class BinaryObjective(LabelsObjective):
         """Return the loss. `labels` are from 0 to 1, or NaN if unknown."""
         weights = self._has_label(labels)
         labels = jnp.where(weights[..., None] > 0, labels, 0.0)
-        losses = labels * jax.nn.log_sigmoid(logits) + (1 - labels) * jax.nn.log_sigmoid(-logits)
-        return {"loss": WeightedSum(-(weights * losses.mean(-1)).sum(), weights.sum())}
+        losses = optax.sigmoid_binary_cross_entropy(logits, labels)
+        return {"loss": WeightedSum((weights * losses.mean(-1)).sum(), weights.sum())}

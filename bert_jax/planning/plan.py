@@ -53,10 +53,9 @@ def make_plans(
 
 def _distinct_stages(config: TrainConfig) -> list[Stage]:
     """Return the stages, but of those with the same sequences only that of the largest batch."""
-    chosen = make_schedule(config).main_stages
-    by_size = sorted(chosen, key=lambda stage: stage.batch_size)
-    largest = {(stage.max_length, stage.max_predictions): stage for stage in by_size}.values()
-    return [stage for stage in chosen if any(stage is each for each in largest)]
+    by_size = sorted(make_schedule(config).main_stages, key=lambda stage: stage.batch_size)
+    largest = {(stage.max_length, stage.max_predictions): stage for stage in by_size}
+    return sorted(largest.values(), key=lambda stage: stage.first_step)
 
 
 def _plan(

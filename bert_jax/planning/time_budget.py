@@ -91,15 +91,13 @@ def fit(
         f"--minutes={minutes:g} leaves no steps for each of data.phases",
         fix="give their starts as shares, such as 0.9, or more minutes",
     )
-    data = dataclasses.replace(config.data, phases=phases)
-    config = dataclasses.replace(config, steps=steps, data=data)
+    config.steps, config.data.phases = steps, phases
     fitted = {
         "log_every": logged_every,
         "eval_every": evaluated_every,
         "eval_rows": min(config.eval_rows, max(1, steps * config.data.batch_size // _EVALUATED)),
         "checkpoint.every": evaluated_every,
     }
-    config.checkpoint = dataclasses.replace(config.checkpoint)
     for name, value in fitted.items():
         if name not in kept:
             settings.assign(config, name, value)

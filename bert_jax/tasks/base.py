@@ -292,19 +292,25 @@ class Task(abc.ABC):
         return " | ".join(example.texts)
 
     def files(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, str]:
-        """Return the content of each file of predictions, by its suffix."""
+        """Return the content of each file of predictions, by its suffix: by default JSON lines."""
         lines = []
         for number, (example, prediction) in enumerate(zip(examples, predictions, strict=True)):
-            result = self.to_json(example, prediction)
-            # A value, the name of a class, a choice, or a list of names.
-            predicted = next(iter(result.values()))
-            predicted = predicted if isinstance(predicted, float | list) else str(predicted)
-            line = {"id": number if example.id is None else example.id, "prediction": predicted}
-            if "probability" in result:
-                line["probability"] = round(result["probability"], 6)
-            line |= {} if example.label is None else {"label": example.label}
+            line = {"id": number if example.id is None else example.id}
+            line |= self.file_fields(example, prediction)
             lines.append(json.dumps(line, ensure_ascii=False) + "\n")
         return {".jsonl": "".join(lines)}
+
+    def file_fields(self, example: Example, prediction: Any) -> dict[str, Any]:
+        """Return what the line of an example has after its id in a file of predictions."""
+        result = self.to_json(example, prediction)
+        # A value, the name of a class, a choice, or a list of names.
+        predicted = next(iter(result.values()))
+        fields: dict[str, Any] = {
+            "prediction": predicted if isinstance(predicted, float | list) else str(predicted)
+        }
+        if "probability" in result:
+            fields["probability"] = round(result["probability"], 6)
+        return fields if example.label is None else {**fields, "label": example.label}
 
     def baselines(
         self, train: Sequence[Example], held_out: Sequence[Example]

@@ -21,7 +21,7 @@ from bert_jax.retrieval import bm25
 from bert_jax.tasks import glue, readers
 from bert_jax.tasks.base import Example, Task, read_labels
 from bert_jax.tasks.readers import Record
-from bert_jax.tasks.sequences import build_sequence, max_text_tokens, token_windows, truncate
+from bert_jax.tasks.sequences import build_sequence, max_text_tokens, text_windows, truncate
 from bert_jax.text import builtin
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.curves import save_figure
@@ -140,7 +140,7 @@ class TextTask(Task):
 
     def _windows(
         self, texts: list[list[int]], model: ModelConfig, where: str
-    ) -> list[list[list[int]]]:
+    ) -> Sequence[Sequence[Sequence[int]]]:
         """Return the texts of each window: as they are where the model has positions for them."""
         room = max_text_tokens(len(texts), model, model.max_position_embeddings)
         if sum(map(len, texts)) <= room:
@@ -151,8 +151,7 @@ class TextTask(Task):
                 f"{model.max_position_embeddings} positions, and only single texts are read in "
                 "windows; shorten it, or fine-tune with a lower data.max_length, which truncates"
             )
-        windows = token_windows(len(texts[0]), room, self.config.stride)
-        return [[texts[0][start:end]] for start, end in windows]
+        return [[window] for window in text_windows(texts[0], room, self.config.stride)]
 
     def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
         """Return the logits of an example: the mean over the windows of its text."""

@@ -125,14 +125,14 @@ def _sources(
             "others; with --config.data.eval=none a part of these is held out"
         )
     evals = evals if given_eval is None else {"eval": given_eval}
-    if given_train is not None:
-        return given_train, evals, tests
     glue_kind = glue.task(config.task.glue).kind if config.task.glue else config.task.kind
     refuse(
         glue_kind != config.task.kind,
         f"task.glue is {config.task.glue}, a {glue_kind}, and task.kind is {config.task.kind}",
         fix=f"set task.kind={glue_kind}, or leave task.glue empty",
     )
+    if given_train is not None:
+        return given_train, evals, tests
     if config.task.glue and (not train or os.path.isdir(os.path.expanduser(train))):
         train, usual_evals, usual_tests = glue.sources(config.task.glue, train)
         evals, tests = evals or usual_evals, tests or usual_tests

@@ -119,7 +119,6 @@ class Embedding(Retrieval):
         "embedding.passage_prompt",
     )
     pipeline_tag = "sentence-similarity"
-    known_metrics = (*RETRIEVAL_METRICS, "spearman", "pearson")
 
     def __init__(self, config: EmbeddingTaskConfig, labels: Sequence[str] = ()):
         embedding = config.embedding

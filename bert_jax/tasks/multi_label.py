@@ -8,7 +8,7 @@ import numpy as np
 from scipy.special import expit, logit
 
 from bert_jax import console
-from bert_jax.config import DataFiles, FinetuneConfig, TaskConfig
+from bert_jax.config import FinetuneConfig, TaskConfig
 from bert_jax.config.ranges import POSITIVE_SHARE
 from bert_jax.config.settings import setting
 from bert_jax.errors import UserError, refuse
@@ -55,6 +55,7 @@ class MultiLabelClassification(TextTask):
     known_metrics = ("micro_f1", "macro_f1", "mean_average_precision")
     problem_type = "multi_label_classification"
     empty_is_missing = False
+    missing_label = "no label; give '' or [] where none applies, or set data.label"
 
     @classmethod
     def check(cls, config: FinetuneConfig) -> None:
@@ -88,14 +89,6 @@ class MultiLabelClassification(TextTask):
                 f"{self.config.separator!r} between them"
             )
         return tuple(dict.fromkeys(name.strip() for name in names))
-
-    def complete(self, example: Example, data: DataFiles, *, labelled: bool) -> Example:
-        refuse(
-            labelled and example.label is None,
-            f"{example.where} has no label",
-            fix="give '' or [] where none applies, or set data.label",
-        )
-        return example
 
     def target(self, example: Example) -> np.ndarray:
         if example.label is None:

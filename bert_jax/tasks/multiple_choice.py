@@ -8,7 +8,6 @@ from scipy.special import softmax
 
 from bert_jax.config import DataFiles
 from bert_jax.errors import UserError, refuse
-from bert_jax.models.heads import SequenceScores
 from bert_jax.tasks import readers
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.classification import Classification
@@ -18,7 +17,6 @@ from bert_jax.tasks.readers import Record
 class MultipleChoice(Classification):
     """A class is the number of a choice, from 0. Source: Devlin et al. 2019, section 4.4."""
 
-    model_class = SequenceScores
     transformers_class = "ForMultipleChoice"
     problem_type = pipeline_tag = ""
     num_outputs = 1

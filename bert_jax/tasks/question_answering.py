@@ -165,7 +165,7 @@ class QuestionAnswering(Task):
         if not isinstance(impossible, bool):
             raise UserError(f"{where}: is_impossible is {impossible!r}; it must be true or false")
         answers = () if impossible else answers
-        name = fields.get("id")
+        name = readers.whole(fields.get("id"))
         name = None if name is None else str(name)
         return Example(name, where, (question.strip(), context), answers)
 

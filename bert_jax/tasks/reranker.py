@@ -1,7 +1,6 @@
 """Reranking: how well each passage of a list answers a query, read together with it."""
 
 import dataclasses
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -181,9 +180,6 @@ class Reranker(Task):
         )
         return values
 
-    def example_labels(self, example: Example) -> Sequence[str]:
-        return ()
-
     def training_examples(self, examples: Sequence[Example]) -> list[Example]:
         """Return each relevant passage with as many that are not, as the settings say."""
         count, largest = self.config.negatives, max(max(each.label) for each in examples)
@@ -308,21 +304,15 @@ class Reranker(Task):
         best = int(np.argmax(scores))
         return f"{scores[best]:8.4f}  {query} | {passages[best]}"
 
-    def files(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, str]:
-        """Return JSON lines: each query with its best passages and their scores."""
-        lines = []
-        for number, (example, prediction) in enumerate(zip(examples, predictions, strict=True)):
-            query, *passages = example.texts
-            scores = self._scores(prediction)
-            listed = []
-            for index in np.argsort(-prediction, kind="stable")[:_LISTED]:
-                entry = {"text": passages[index], "score": round(float(scores[index]), 6)}
-                entry |= {"label": example.label[index]} if example.label else {}
-                listed.append(entry)
-            name = number if example.id is None else example.id
-            line = {"id": name, "query": query, "passages": listed}
-            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
-        return {".jsonl": "".join(lines)}
+    def file_fields(self, example: Example, prediction: Any) -> dict[str, Any]:
+        """Return a query with its best passages and their scores."""
+        query, *passages = example.texts
+        scores, listed = self._scores(prediction), []
+        for index in np.argsort(-prediction, kind="stable")[:_LISTED]:
+            entry = {"text": passages[index], "score": round(float(scores[index]), 6)}
+            entry |= {"label": example.label[index]} if example.label else {}
+            listed.append(entry)
+        return {"query": query, "passages": listed}
 
     def _scores(self, logits: np.ndarray) -> np.ndarray:
         return expit(logits) if self.config.activation == "sigmoid" else logits

@@ -190,7 +190,7 @@ class _Collection:
         for example in examples:
             query, *texts = example.texts
             indices = [passages.setdefault(text, len(passages)) for text in texts]
-            score = _IS_PAIR if example.label is None else float(example.label)
+            score = float(example.label)
             if score > 0:
                 relevant.setdefault(query, {})[indices[0]] = score
         refuse(not relevant, "no held-out pair has a score above 0", fix="give some that have")

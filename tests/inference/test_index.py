@@ -58,7 +58,7 @@ def test_hits_are_those_of_all_cosines(built, tiny_bert):
         np.testing.assert_allclose([hit.score for hit in found], scores[order], atol=1e-5)
     assert made.search(queries[0], 7) == hits[0]
     assert len(made.search("bank", 1000)) == len(made) == 40
-    with pytest.warns(UserWarning, match="1 of 1 texts are longer than the model's 32 tokens"):
+    with pytest.warns(UserWarning, match="the text is longer than the model's 32 tokens"):
         assert len(made.search("bank " * 100, 3)) == 3
     assert made.search([]) == []
 

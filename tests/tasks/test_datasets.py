@@ -225,6 +225,9 @@ def test_a_setting_of_another_kind_of_task_is_refused(table):
     similar = config(table("a.tsv", "ab" * 9), task=TaskConfig(glue="stsb"))
     with refused("task.glue is stsb, a regression, and task.kind is classification"):
         load_datasets(similar)
+    with refused("task.glue is stsb, a regression, and task.kind is classification"):
+        rows = [{"text": "a", "label": "b"}]
+        load_datasets(dataclasses.replace(similar, data=DataFiles()), train=rows)
 
 
 def test_examples_of_ones_own_beside_held_out_ones_of_tfds(capsys):

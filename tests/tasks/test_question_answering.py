@@ -444,3 +444,10 @@ def test_answers_that_are_all_elsewhere_are_refused(tokenizer):
     assert len(tokenize(config, reader, tokenizer, examples).features.skipped) == 1
     with refused("none of 1 example has a label that can be used; the first: dev.json: q: the ans"):
         tokenize(config, reader, tokenizer, examples[:1])
+
+
+@pytest.mark.parametrize(("given", "name"), [(1.0, "1"), ("q1", "q1"), (7, "7"), (None, None)])
+def test_a_number_is_an_id_as_it_is_written(given, name):
+    """As pandas has whole numbers beside a missing one."""
+    fields = {"id": given, "question": QUESTION, "context": CONTEXT, "answers": []}
+    assert task().make_example(Record("a:1", fields)).id == name
