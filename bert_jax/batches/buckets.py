@@ -150,9 +150,8 @@ class BucketedBatches:
         self._batcher, self._steps, self._process_indices = batcher, steps, process_indices
         self._per_epoch = -(-len(batcher.lengths) // batch_size)
         is_packed = batcher.features.is_packed
-        self.per_sequence = (
-            _examples_per_sequence(batch_size, batcher.tokens) if is_packed else 1
-        )  # examples
+        count = _examples_per_sequence(batch_size, batcher.tokens)
+        self.per_sequence = count if is_packed else 1  # examples
         window = 1 if batcher.features.is_contrastive else _WINDOW
         draw = functools.partial(epoch_batches, batcher.lengths, batch_size, window=window)
         self._epoch = functools.lru_cache(maxsize=1)(functools.partial(draw, seed))
