@@ -35,7 +35,7 @@ from bert_jax.config.schedule import Stage
 from bert_jax.convert import config_json, google, huggingface, tensor_bundle
 from bert_jax.errors import CommandError
 from bert_jax.runs import workdir as workdirs
-from bert_jax.storage.json_files import read_json
+from bert_jax.storage import json_files
 from bert_jax.tasks.datasets import load_datasets
 from bert_jax.tasks.question_answering import QuestionAnsweringConfig
 from bert_jax.text import prepare, store, tokenizer, tokenizer_loading
@@ -173,12 +173,23 @@ def seal(name: str, data: bytes) -> Sealed | None:
         return data[8:end], lambda inner: struct.pack("<Q", len(inner)) + inner + data[end:]
     if name.endswith("ckpt.index"):
         return data, _seal_table
+    if name.endswith("progress.json"):
+        return data, _seal_record
     if name.endswith("tokenizer/metadata"):
         ((inside, text),) = json.loads(data).items()
         return base64.b64decode(text), lambda inner: json.dumps(
             {inside: base64.b64encode(inner).decode()}
         ).encode()
     return None
+
+
+def _seal_record(data: bytes) -> bytes:
+    """Correct the checksum of a JSON record, if it is still one."""
+    with contextlib.suppress(ValueError, RecursionError):
+        if isinstance(record := json.loads(data), dict):
+            record.pop("crc32c", None)
+            return json.dumps({**record, "crc32c": json_files._checksum(record)}).encode()
+    return data
 
 
 def _seal_table(data: bytes) -> bytes:
@@ -285,7 +296,7 @@ def _use_tokenizer(loaded: tokenizer.Tokenizer) -> None:
 
 def _read_config(folder: Path) -> None:
     (path,) = folder.iterdir()
-    values = read_json(path, "fetch it again")
+    values = json_files.read_json(path, "fetch it again")
     config = config_json.read_config(values, str(path))
     config_json.read_task(values, config, str(path))
     if path.name == "config.json":
@@ -337,13 +348,13 @@ def _contents(folder: Path, *names: str) -> dict[str, bytes]:
 
 
 def _unsealed(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the files of a store without checksums, which would refuse each change."""
+    """Return the files of a store without their checksums, which would refuse each change."""
     unsealed = dict(files)
     for name in files:
-        if name.endswith(("store.json", "progress.json")):
+        if name.endswith("progress.json"):
             content = json.loads(files[name])
-            kept = {k: v for k, v in content.items() if k not in ("crc32c", "checksums")}
-            unsealed[name] = json.dumps(kept).encode()
+            content.pop("checksums", None)
+            unsealed[name] = _seal_record(json.dumps(content).encode())
     return unsealed
 
 

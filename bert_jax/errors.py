@@ -131,7 +131,7 @@ class TextWarning(UserWarning):
     ...     warnings.simplefilter("always")
     ...     vectors = getfixture("tiny_bert").encode("river " * 50)
     >>> str(caught[0].message)
-    "1 of 1 texts are longer than the model's 32 tokens and were truncated"
+    "the text is longer than the model's 32 tokens and was truncated"
     """
 
 

@@ -26,7 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
-
     if "[MASK]" not in args.text and os.path.isfile(args.text):
         raise UserError(f"{args.text} is a file, and no text with [MASK]; give - < {args.text}")
     check_count(args.top_k, "--top-k")

@@ -113,6 +113,11 @@ def start(
     """Check a run against its checkpoint, its workdir and the devices, and read its examples."""
     settings.check_class(config, FinetuneConfig)
     config = settings.check(config)
+    refuse(
+        paths.is_remote(workdir),
+        f"--workdir {workdir} is not on a disk, which fine-tuning needs",
+        fix="give a folder, and copy it when the run has ended",
+    )
     folder = paths.on_disk(workdir)
     workdirs.check_path(folder)
     found = workdirs.read(folder, FinetuneConfig)

@@ -4,8 +4,8 @@ import copy
 import os
 
 from bert_jax.config import ModelConfig, TrainConfig, settings
+from bert_jax.config.fields import POSITIONS
 from bert_jax.errors import UserError, refuse
-from bert_jax.models.positions import position_kind
 from bert_jax.objectives import objective_name
 from bert_jax.runs import weights
 from bert_jax.runs import workdir as workdirs
@@ -99,5 +99,6 @@ def _check_state(config: TrainConfig, fork: AnyPath, saved: TrainConfig) -> None
 
 def _fits(model: ModelConfig, positions: int) -> bool:
     """Return whether the parameters of a model can be used with another number of positions."""
-    kind, is_longer = position_kind(model), positions >= model.max_position_embeddings
+    name, is_longer = model.position_embedding_type, positions >= model.max_position_embeddings
+    kind = settings.look_up(POSITIONS, name, "model.position_embedding_type")
     return not kind.scores and (is_longer or not kind.is_learned)

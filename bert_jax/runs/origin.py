@@ -205,6 +205,7 @@ def resolve(
     if bert:
         config.model = model_config(bert, config.model, fields)
     workdirs.resume_settings(config, workdir)  # what is kept decides what fits
+    config = settings.check(config)  # with the lists of a model in memory as tuples
     validate(config)
     source = bert.config if bert else forked_from
     if source and not workdir.config:

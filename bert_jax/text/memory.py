@@ -55,6 +55,8 @@ def _is_missing(value: Any) -> bool:
 def write_texts(data: Any, path: Path, text_field: str, *, may_replace: bool) -> None:
     """Write texts as JSON lines; raise UserError for others than a run has been trained on.
 
+    The file is there once all are written.
+
     Args:
       data: texts, each a document; or what `records` takes, with a text in `text_field`.
       path: of the file.
@@ -80,6 +82,8 @@ def write_texts(data: Any, path: Path, text_field: str, *, may_replace: bool) ->
                 f"{path} has other texts than the ones given; give the same texts, choose another "
                 "workdir, or remove it if no run has been trained on it"
             )
+        with _writing(path):
+            stack.pop_all().close()  # which renames it
 
 
 @contextlib.contextmanager

@@ -314,6 +314,10 @@ def test_what_cannot_be_forked(tiny_config, stopped, tmp_path, bert_jax_main):
     (tuned / "checkpoints/4/config/metadata").write_text(task)
     with refused("is of a fine-tuning run, and only pretraining can be forked"):
         pretraining.start(config, tmp_path / "run", fork=tuned)
+    unknown = TrainConfig()
+    unknown.model.position_embedding_type = "mine"
+    with refused("model.position_embedding_type is 'mine'", "import the file of your own"):
+        forks._check_state(unknown, stopped / "checkpoints/4", unknown)
     fork = shutil.copytree(stopped, tmp_path / "runs/some/run")
     with pytest.raises(UserError, match="--fork begins a new run; choose another --workdir than"):
         pretraining.start(config, tmp_path / "runs", fork=fork)

@@ -1,5 +1,6 @@
 """The workdir of a run: whose it is, and what the run resumes with."""
 
+import dataclasses
 import errno
 import os
 import socket
@@ -174,7 +175,8 @@ def test_a_run_that_resumes_reads_its_workdir_once(tmp_path, monkeypatch):
             module, name, lambda *args, f=function: (calls.append(f.__name__), f(*args))[1]
         )
     found = workdir.read(tmp_path, TrainConfig)
-    origin.resolve(began, found, validate)
+    as_list = dataclasses.replace(began, log_to=[])  # as of a model in memory
+    assert origin.resolve(as_list, found, validate).log_to == ()
     assert (found.config, found.steps) == (began, (6,))
     assert sorted(calls) == ["list_steps", "read_json"]
 

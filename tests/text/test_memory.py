@@ -246,3 +246,7 @@ def test_texts_that_end_with_an_error_leave_nothing(tiny_config, tmp_path):
     with pytest.raises(ZeroDivisionError):
         bert_jax.pretrain(copy.deepcopy(tiny_config), tmp_path / "run", texts=texts())
     assert not list((tmp_path / "run").glob("texts*"))
+    (tmp_path / "run/texts.jsonl").mkdir()
+    with refused("texts.jsonl cannot be written (Is a directory); choose another workdir"):
+        memory.write_texts(["fox"], tmp_path / "run/texts.jsonl", "text", may_replace=True)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["texts.jsonl"]

@@ -149,7 +149,7 @@ def test_a_tokenizer_that_cannot_be_sent(texts, run_prepare, monkeypatch, capsys
 
 def test_a_remote_workdir_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="gs://bucket/run is not on a disk"):
+    with pytest.raises(UserError, match="--workdir gs://bucket/run is not on a disk"):
         finetune.start(FinetuneConfig(), "x", "gs://bucket/run")
     assert not list(tmp_path.iterdir())
 
