@@ -85,6 +85,7 @@ def test_a_collapsed_run_warns_once_at_its_first_evaluation(
     ("objective", "model", "pairs", "key_words"),
     [
         ("auto", ModelConfig(type_vocab_size=1), "nsp", "model.type_vocab_size of 2"),
+        ("auto", ModelConfig(pair_separators=2), "nsp", "needs a model.pair_separators of 1"),
         ("auto", ModelConfig(model_type="roberta"), "sop", "model_type roberta does not have"),
         ("auto", ElectraConfig(generator_hidden_size=0.3), "none", "multiple of 1/12, such as"),
         ("sentence_pairs", ModelConfig(), "none", "set it to nsp or sop"),
