@@ -30,13 +30,14 @@ from bert_jax.text.tokenizer import Tokenizer
 _WRITER = "bert-jax"
 _FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLE = "pytorch_model*.bin"  # of several shards each is one
-_CROSS_ENCODER, _SETTINGS = "config_sentence_transformers.json", "sentence_bert_config.json"
+# Files of sentence-transformers: the module that is the encoder, and the whole model's settings.
+TRANSFORMER, SETTINGS = "sentence_bert_config.json", "config_sentence_transformers.json"
 _POSITIONS = "bert.embeddings.position_embeddings.weight"
 # What an export may have: the card, and the files of each kind of tokenizer.
 FILES = ("config.json", _FILE, "README.md", "tokenizer.json", "tokenizer_config.json")
 FILES += ("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.model")
 # Of a model of embeddings, by `sentence_transformers.save`.
-FILES += ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
+FILES += ("modules.json", TRANSFORMER, SETTINGS)
 FOLDERS = (COMPANION_FOLDER, "1_Pooling", "2_Dense", "2_Normalize", "3_Normalize")
 FOLDERS += ("1_Dense", "1_SpladePooling")
 
@@ -79,7 +80,7 @@ def is_huggingface(path: Path) -> bool:
 
 def is_cross_encoder(path: Path) -> bool:
     """Return whether a directory is of a `CrossEncoder`, as its later versions write it."""
-    file = path / _CROSS_ENCODER
+    file = path / SETTINGS
     if not os.path.isfile(file):
         return False
     return read_json(file, "fetch it again").get("model_type") == "CrossEncoder"
@@ -88,7 +89,7 @@ def is_cross_encoder(path: Path) -> bool:
 def _max_length(path: Path) -> int | None:
     """Return the number of tokens to which the tokenizer of a directory truncates."""
     for name, key in (
-        (_SETTINGS, "max_seq_length"),
+        (TRANSFORMER, "max_seq_length"),
         ("tokenizer_config.json", "model_max_length"),
     ):
         values = read_json(path / name, "fetch it again") if os.path.isfile(path / name) else {}
@@ -114,7 +115,7 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
     file = path / "config.json"
     values = read_json(file, "fetch it again")
     if is_cross_encoder(path):  # of older versions, config.json says it
-        library = read_json(path / _CROSS_ENCODER, "fetch it again")
+        library = read_json(path / SETTINGS, "fetch it again")
         before = values.get("sentence_transformers")
         before = before if isinstance(before, dict) else {}
         values = {**values, "sentence_transformers": {**before, **library}}
@@ -139,7 +140,7 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
         converted = dataclasses.replace(converted, max_length=longest, data=data)
     tokenizer = tokenizer_loading.load(path)
     if is_cross_encoder(path):
-        tokenizer = tokenizer_files.with_settings(tokenizer, path / _SETTINGS)
+        tokenizer = tokenizer_files.with_settings(tokenizer, path / TRANSFORMER)
     config_json.check_tokenizer(path, tokenizer, config, values)
     refuse(
         first not in (0, tokenizer.pad_id + 1),

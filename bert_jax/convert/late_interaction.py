@@ -55,7 +55,7 @@ def load(path: Path, folders: Mapping[str, Path]) -> tuple[ModelConfig, Converte
 
 def _pylate_settings(path: Path) -> tuple[dict[str, Any], int]:
     """Return the settings of the task that PyLate wrote, and the maximum length of a passage."""
-    file = path / module_folders.SETTINGS
+    file = path / huggingface.SETTINGS
     values = read_json(file, module_folders.REMEDY) if file.exists() else {}
     module_folders.check_settings(values, file, "maxsim")
     is_attended = _setting(values, "attend_to_expansion_tokens", False, file)
@@ -79,7 +79,7 @@ def _library_settings(
         f"{path} does not scale its vectors to unit length",
         fix="take a model that does",
     )
-    file = path / module_folders.SETTINGS
+    file = path / huggingface.SETTINGS
     values = read_json(file, module_folders.REMEDY)
     prompts = values.pop("prompts", None) or {}
     module_folders.check_settings(values, file, "maxsim")

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.config import ModelConfig
+from bert_jax.convert import huggingface
 from bert_jax.convert.huggingface import Exported
 from bert_jax.errors import UserError, refuse
 from bert_jax.storage import paths
 from bert_jax.storage.json_files import read_json
 
 MODULES, CONFIG, TOKENIZER = "modules.json", "config.json", "tokenizer_config.json"
-TRANSFORMER, SETTINGS = "sentence_bert_config.json", "config_sentence_transformers.json"
 REMEDY = "fetch it again"
 # The kinds of modules that are read together, in this order; the optional ones are in brackets.
 _LAYOUTS = (
@@ -64,7 +64,8 @@ def _read_layouts() -> str:
 
 def settings_file(encoder: Path) -> Path:
     """Return the file of the settings of an encoder, which older versions named by its model."""
-    return next(iter(sorted(encoder.glob("sentence_*_config.json"))), encoder / TRANSFORMER)
+    named = sorted(encoder.glob("sentence_*_config.json"))
+    return named[0] if named else encoder / huggingface.TRANSFORMER
 
 
 def max_length(encoder: Path, config: ModelConfig) -> int:
@@ -132,5 +133,5 @@ def write_settings(
     settings: dict[str, Any] = {"max_seq_length": max_length, "do_lower_case": False}
     if exported.newly_initialized:  # a pooler, which no vector depends on
         settings["model_args"] = {"add_pooling_layer": False}
-    write_json(path / TRANSFORMER, settings)
-    write_json(path / SETTINGS, described)
+    write_json(path / huggingface.TRANSFORMER, settings)
+    write_json(path / huggingface.SETTINGS, described)

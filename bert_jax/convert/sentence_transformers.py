@@ -137,7 +137,7 @@ def _read_dense(folder: Path, inputs: int) -> tuple[dict[str, Any], dict[str, An
 
 def _read_prompts(path: Path, *, is_unit: bool) -> dict[str, str]:
     """Return the prompts of queries and passages; warn of settings that are not kept."""
-    file = path / module_folders.SETTINGS
+    file = path / huggingface.SETTINGS
     values = read_json(file, module_folders.REMEDY) if file.exists() else {}
     if values.get("truncate_dim"):
         raise UserError(f"{file} has truncate_dim {values['truncate_dim']}, which is not supported")

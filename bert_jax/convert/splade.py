@@ -23,7 +23,7 @@ def load(path: Path, folders: Mapping[str, Path]) -> tuple[ModelConfig, Converte
     file = folders["SpladePooling"] / module_folders.CONFIG
     values = read_json(file, module_folders.REMEDY)
     check_switches(values, _POOLING, str(file))
-    settings = path / module_folders.SETTINGS
+    settings = path / huggingface.SETTINGS
     if settings.exists():
         found = read_json(settings, module_folders.REMEDY)
         module_folders.check_settings(found, settings, "dot")
