@@ -10,9 +10,10 @@ these for two single texts, unless --columns names two.
 """
 
 import argparse
+import itertools
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ from bert_jax.text.files import STDIN, file_type
 if TYPE_CHECKING:
     from bert_jax.config import DataFiles
     from bert_jax.inference.predictions import Predictions
-    from bert_jax.tasks.base import Task
+    from bert_jax.tasks.base import Example, Task
 
 _STEM = "predictions"
 Lines = Iterator[tuple[str, str]]  # where each is, for messages, and its text
@@ -75,16 +76,17 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         _check_kept(args.file, [f"{output}{suffix}" for suffix in task.file_suffixes])
     predict = partial(bert.predict, text=args.columns, label=args.label)
 
-    def predict_lines(some: Iterable[tuple[str, str]]) -> "Predictions":
-        values = ((where, task.line_value(line, where, bert.data)) for where, line in some)
-        return predict([task.example_from(value, where, bert.data) for where, value in values])
+    def make_example(where: str, line: str) -> "Example":
+        return task.example_from(task.line_value(line, where, bert.data), where, bert.data)
 
+    # Each is made when it is read, so that the lines before a wrong one are answered.
+    examples = itertools.starmap(make_example, lines or ())
     if lines is None:
         parts = iter([predict(Path(args.file))])
     elif output:
-        parts = iter([predict_lines(lines)])
+        parts = iter([predict([*examples])])
     else:
-        parts = map(predict_lines, texts.read_ahead(lines))
+        parts = map(predict, texts.read_ahead(examples))
     # What is read by a program or a person has standard output for itself.
     say = partial(print, file=sys.stderr if is_printed else sys.stdout)
     count = truncated = 0

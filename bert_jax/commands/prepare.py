@@ -28,7 +28,7 @@ from bert_jax.config import DataConfig, ModelConfig, TokenizerConfig, TrainConfi
 from bert_jax.config.validation import validate
 from bert_jax.console import counted
 from bert_jax.errors import HostLost, UserError, nearest, refuse
-from bert_jax.storage import paths, replacement
+from bert_jax.storage import locks, paths, replacement
 
 _KINDS = ("sentencepiece", "wordpiece", "byte_bpe")
 _FIELDS = ("eval_source", "eval_fraction", "text_field", "sentences")
@@ -214,8 +214,10 @@ def _replacing(folder: Path, *, force: bool) -> Iterator[Path]:
         )
     whole = folder.resolve()  # of a link, what it leads to
     new = whole.with_name(f".{whole.name}.new")
+    locks.check_unlocked(whole)
     yield new
-    replacement.replace(new, whole)
+    with locks.locked(whole):  # another process may have begun to write there
+        replacement.replace(new, whole)
 
 
 def _tokenizer_of_shards(args: argparse.Namespace, folder: Path) -> Any:

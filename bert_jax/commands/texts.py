@@ -7,7 +7,7 @@ import queue
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from bert_jax import console
 from bert_jax.errors import UserError, refuse
@@ -15,6 +15,7 @@ from bert_jax.storage import daemon_thread
 from bert_jax.text import records
 from bert_jax.text.files import STDIN, existing
 
+_Line = TypeVar("_Line")
 _MOST = 256  # lines that are read ahead
 _WAIT = 0.01  # seconds, for lines that come together
 
@@ -59,12 +60,12 @@ def numbered(
     return found if source == STDIN else itertools.chain([next(found)], found)
 
 
-def read_ahead(lines: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    """Yield the lines that a thread has read by then, in order.
+def read_ahead(lines: Iterator[_Line]) -> Iterator[list[_Line]]:
+    """Yield the lines, or what is made of each, that a thread has read by then, in order.
 
     So the answer for a line does not wait for the next one, and a long text is read in batches.
     """
-    ready: queue.Queue[tuple[str, str] | None] = queue.Queue(_MOST)
+    ready: queue.Queue[_Line | None] = queue.Queue(_MOST)
 
     def read() -> None:
         try:

@@ -382,7 +382,11 @@ class FinetuneConfig:
     seeds: int = _resumable(1, "runs, with consecutive seeds")
     epochs: float = setting(3.0, "passes over the training examples")
     evaluations: int = setting(1, "evaluations an epoch")
-    patience: int = setting(0, "evaluations without a gain that end a run; 0: none", NOT_NEGATIVE)
+    patience: int = setting(
+        0,
+        "evaluations without a gain, in the loss if scores are equal, that end a run; 0: none",
+        NOT_NEGATIVE,
+    )
     log_every: int = _resumable(50, "steps between logs")
     log_to: tuple[Service, ...] = _resumable((), "also log to Weights & Biases: wandb")
     layer_decay: float = setting(1.0, "a layer's rate as a share of the next one's", POSITIVE_SHARE)

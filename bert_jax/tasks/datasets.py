@@ -172,7 +172,10 @@ def read_examples(
         skipped = console.counted(num_skipped, "record")
         console.show(f"skipped    {skipped} of {source}, as the format's own readers do")
     if not examples:
-        raise UserError(f"{source} has no examples; give one or more (a generator is read once)")
+        raise UserError(
+            f"{source} has no examples; give one or more (a generator is read once, and lines end "
+            "in LF or CRLF)"
+        )
     return examples
 
 

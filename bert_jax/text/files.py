@@ -18,6 +18,7 @@ from bert_jax.text.xz import open_xz
 # Longer lines are refused, so that a small .gz of one long line cannot fill the memory.
 MAX_LINE_BYTES = 1 << 26
 _BLOCK_BYTES = 1 << 22
+_CONVERT = "convert it, decompress it if it is neither .gz nor .xz, or fetch it again"
 STDIN = "-"  # in place of the path of a file
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": open_xz}  # of compressed files
 
@@ -110,7 +111,7 @@ def read_lines(
                 if len(line) > longest:
                     raise ValueError(f"is longer than {longest >> 20} MiB; break it into lines")
                 if b"\0" in line:
-                    raise ValueError("has a NUL byte, as UTF-16 has; convert it, or fetch it again")
+                    raise ValueError(f"has a NUL byte, as no text in UTF-8 has; {_CONVERT}")
                 text = line.decode()
                 position = position if number % 64 or not raw.seekable() else raw.tell()
                 text = text.removeprefix("\ufeff")  # of a file that was appended to another

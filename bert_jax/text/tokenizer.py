@@ -201,9 +201,17 @@ class SentencePieceTokenizer(Tokenizer):
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         encoding = self._processor.encode(text, return_type="offset_mapping")
-        # The offsets of a token that starts a word include the space before it.
-        offsets = [(end - len(text[start:end].lstrip()), end) for start, end in encoding["offsets"]]
-        return encoding["ids"], offsets
+        ids, offsets, before = encoding["ids"], [], 0
+        for token, (start, end) in zip(ids, encoding["offsets"], strict=True):
+            # The offsets of a token that starts a word include the space before it.
+            start = end - len(text[start:end].lstrip())
+            # Of the tokens that one character has become, all but the last are empty.
+            is_space = self.id_to_token(token) == "▁" and start >= before
+            if start == end < len(text) and not is_space:
+                end += 1
+            offsets.append((start, end))
+            before = end
+        return ids, offsets
 
     def encode_with_masks(self, text: str) -> list[int]:
         others = {"▁", self.id_to_token(self.unk_id)}

@@ -12,6 +12,7 @@ from helpers import refused
 from bert_jax import UserError
 from bert_jax.commands import flags, main
 from bert_jax.commands.main import COMMANDS
+from bert_jax.storage.locks import locked
 from bert_jax.text import shards
 from bert_jax.text.store import open_store
 from bert_jax.training import checkpoint
@@ -182,6 +183,8 @@ def test_prepare_replaces_only_a_store(tmp_path, monkeypatch, bert_jax_main):
     assert (tmp_path / "store/store.json").read_bytes() != before
     assert {path.name for path in tmp_path.iterdir()} >= {"one.txt", "two.txt", "bad.txt", "store"}
     assert len(list(tmp_path.iterdir())) == 4
+    with locked(tmp_path / "store"), refused("store is in use by process"):
+        bert_jax_main(words[0], "one.txt", *words[2:], "--force")
     (tmp_path / "store").rename("real")
     (tmp_path / "store").symlink_to("real")
     bert_jax_main(words[0], "one.txt", *words[2:], "--force")

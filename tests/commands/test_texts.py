@@ -196,3 +196,11 @@ def test_mistakes(words, key_words, tiny_finetuning, stdin, tmp_path, monkeypatc
     words = [tiny_finetuning.checkpoint if word == "RUN" else word for word in words.split()]
     with refused(key_words):
         bert_jax_main(*words)
+
+
+def test_the_lines_before_a_wrong_one_are_predicted(tiny_finetuning, stdin, bert_jax_main, capsys):
+    feed(stdin, b"the river bank\nthe\triver\n")
+    with refused("stdin:2 has 2 texts and the model was trained on one"):
+        bert_jax_main("predict", tiny_finetuning.checkpoint, "-", "--json")
+    (answer,) = parse(capsys.readouterr().out)
+    assert answer["texts"] == ["the river bank"]

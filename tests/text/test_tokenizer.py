@@ -634,3 +634,22 @@ def test_a_text_with_the_character_that_sentencepiece_reserves(kind):
     text = ["temp \u2585\u2586 now"] * 20 + ["a river bank"] * 20
     tokenizer = tokenizer_training.train(text, TokenizerConfig(kind=kind), 60)
     assert tokenizer.unk_id not in tokenizer.encode(["now \u2586"])[0]
+
+
+def test_tokens_of_one_character_have_its_offsets():
+    """SentencePiece says of all but the last that they are empty."""
+    config = TokenizerConfig(kind="sentencepiece")
+    tokenizer = tokenizer_training.train(["the river and the bank in the rain"] * 9, config, 290)
+    for text in ("a 🎻 b", "鑫鑫", "½m", "in ﷺ.", "㎏ … ¨", "ø"):
+        ids, offsets = tokenizer.encode_with_offsets(text)
+        starts, ends = zip(*offsets, strict=True)
+        assert list(starts) == sorted(starts)
+        assert list(ends) == sorted(ends)
+        for index, (start, end) in zip(ids, offsets, strict=True):
+            assert end > start or tokenizer.id_to_token(index) == "▁"
+    ids, offsets = tokenizer.encode_with_offsets("a 🎻 b")
+    assert offsets.count((2, 3)) == 4  # bytes of UTF-8
+    assert (
+        tokenizer.decode([i for i, span in zip(ids, offsets, strict=True) if span == (2, 3)])
+        == "🎻"
+    )
