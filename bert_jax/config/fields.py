@@ -171,7 +171,9 @@ class DataConfig:
         "nsp", "sentence pairs: next sentence, sentence order, or none for full blocks of text"
     )
     packing: bool = setting(False, "pack several pairs into one sequence")
-    short_fraction: float = setting(0.1, "share of pairs of a random shorter length", SHARE)
+    short_fraction: float = setting(
+        0.1, "share of documents whose pairs are of a random shorter length", SHARE
+    )
     mask_fraction: float = setting(0.15, "share of tokens to predict", POSITIVE_SHARE)
     max_predictions: int = setting(0, "masked positions; 0 for mask_fraction of all", NOT_NEGATIVE)
     whole_word_masking: bool = setting(False, "mask whole words")

@@ -60,7 +60,7 @@ def estimate_cost(config: TrainConfig, stage: Stage, setup: Setup) -> dict[str, 
         "parameters": sum(map(math.prod, shapes)),
         "memory": memory,
         "error": "",
-        "flops": 0.0,  # `model_flops` has them
+        "flops": None,  # only the compiler counts those of a device
     }
 
 

@@ -113,7 +113,7 @@ def _least_time(
         network += each["bytes"] / ring_rate(chip, indices[ring].ravel().tolist(), devices)
     seconds = {
         # The compiler counts a loop's body once.
-        "compute": max(plan["flops"], useful * recomputed / mesh.size) / chip.peak,
+        "compute": max(plan["flops"] or 0.0, useful * recomputed / mesh.size) / chip.peak,
         # Each byte is written and read at least once.
         "memory": 2 * sum(plan["memory"][use] for use in held) / chip.memory_rate,
         "network": network,

@@ -192,7 +192,8 @@ class _Collection:
             indices = [passages.setdefault(text, len(passages)) for text in texts]
             score = float(example.label)
             if score > 0:
-                relevant.setdefault(query, {})[indices[0]] = score
+                grades = relevant.setdefault(query, {})
+                grades[indices[0]] = max(score, grades.get(indices[0], score))
         refuse(not relevant, "no held-out pair has a score above 0", fix="give some that have")
         self.queries, self.passages = list(relevant), list(passages)
         self.relevance = list(relevant.values())
