@@ -76,6 +76,7 @@ GATED_ACTIVATIONS = {
     for name, function in _FUNCTIONS.items()
 }
 
+_ODD = 0x9E3779B9  # 2**32 divided by the golden ratio
 # The score of a masked key, of google-research/bert `modeling.py`. It is finite: the softmax of a
 # sequence of padding alone is no NaN.
 MASKED_SCORE = -10000.0
@@ -279,11 +280,14 @@ def random_bits(
     """
     words = jax.random.key_data(key)
     first = _mix(_mix(indices.astype(jnp.uint32) + words[0]) ^ words[1])
-    second = _mix(first + jnp.uint32(0x9E3779B9))
+    second = _mix(first + jnp.uint32(_ODD))
     first += jnp.uint32(first_position)
     counter = jnp.zeros((), jnp.uint32)
     for axis, size in enumerate(shape):
-        stride = math.prod((bounds or shape)[axis + 1 :])
+        most, *inner = (bounds or shape)[axis:]
+        stride = math.prod(inner)
+        if most * stride > 1 << 32:  # which would wrap, to the bits of the same elements elsewhere
+            stride = _ODD ** (axis + 1) % (1 << 32)
         offset = jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
         counter = counter + offset if size > 1 else counter
     expand = (..., *(None,) * len(shape))

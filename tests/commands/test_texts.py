@@ -200,7 +200,7 @@ def test_mistakes(words, key_words, tiny_finetuning, stdin, tmp_path, monkeypatc
 
 def test_the_lines_before_a_wrong_one_are_predicted(tiny_finetuning, stdin, bert_jax_main, capsys):
     feed(stdin, b"the river bank\nthe\triver\n")
-    with refused("stdin:2 has 2 texts and the model was trained on one"):
+    with refused("stdin:2 has 2 texts and the model was trained on 1"):
         bert_jax_main("predict", tiny_finetuning.checkpoint, "-", "--json")
     (answer,) = parse(capsys.readouterr().out)
     assert answer["texts"] == ["the river bank"]

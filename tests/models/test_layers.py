@@ -76,6 +76,13 @@ def test_counts_vary_as_a_binomial_does():
         assert abs(ratio - 1) < 5 * np.sqrt(2 / counts.size), axes
 
 
+@pytest.mark.parametrize("most", [8192, 32768, 40000, 65536, 131072])
+def test_heads_do_not_share_bits(most):
+    """Of attention in a model of many positions, whose places are more than 32 bits count."""
+    bits = np.asarray(random_bits(jax.random.key(0), jnp.arange(1), (16, 8, 8), (16, most, most)))
+    assert len(np.unique(bits)) == bits.size
+
+
 def test_rows_far_apart_do_not_share_bits():
     """Shifted copies of a stream, which a counter without a second key word would give."""
     values = bits(rows=256).reshape(256, -1)
