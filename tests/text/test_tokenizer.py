@@ -639,7 +639,10 @@ def test_a_text_with_the_character_that_sentencepiece_reserves(kind):
 def test_tokens_of_one_character_have_its_offsets():
     """SentencePiece says of all but the last that they are empty."""
     config = TokenizerConfig(kind="sentencepiece")
-    tokenizer = tokenizer_training.train(["the river and the bank in the rain"] * 9, config, 290)
+    many = "".join(map(chr, range(0x4E00, 0x4E00 + 300)))
+    # Characters that are rare among so many become bytes.
+    sentences = [f"the river and the bank in {many}"] * 300 + ["鑫ø"]
+    tokenizer = tokenizer_training.train(sentences, config, 1100)
     for text in ("a 🎻 b", "鑫鑫", "½m", "in ﷺ.", "㎏ … ¨", "ø"):
         ids, offsets = tokenizer.encode_with_offsets(text)
         starts, ends = zip(*offsets, strict=True)
