@@ -27,7 +27,7 @@ from bert_jax.tasks.base import Task
 from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
 
-_WRITER = "bert-jax"
+_WRITER, _BACKEND = "bert-jax", "TokenizersBackend"
 _FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLE = "pytorch_model*.bin"  # of several shards each is one
 # Files of sentence-transformers: the module that is the encoder, and the whole model's settings.
@@ -168,11 +168,14 @@ def _read_separators(path: Path, tokenizer: Tokenizer, config: ModelConfig) -> N
     if found and found != architecture_of(config).separators:
         config.pair_separators = 1 if found == 1 else 2
     file = path / "tokenizer_config.json"
-    inputs = read_json(file, "fetch it again").get("model_input_names") if file.exists() else None
-    if inputs and "token_type_ids" not in inputs and num_token_types(config) > 1:
+    values = read_json(file, "fetch it again") if file.exists() else {}
+    inputs = values.get("model_input_names")
+    # The class by which transformers 5 saves the tokenizer of no model has no types by default.
+    has_types = "token_type_ids" in inputs if inputs else values.get("tokenizer_class") != _BACKEND
+    if num_token_types(config) > 1 and not (has_types and tokenizer.has_pair_types):
         warnings.warn(
-            f"{file} has model_input_names without token_type_ids: transformers gives both texts "
-            "of a pair type 0, and here the second has type 1",
+            f"the tokenizer of {path} gives both texts of a pair type 0 in transformers, and here "
+            "the second has type 1",
             stacklevel=2,
         )
 

@@ -30,6 +30,7 @@ class Tokenizer(abc.ABC):
 
     kind: str
     separators = 0  # that a rule of its own puts between two texts; 0 for no rule
+    has_pair_types = True  # whether that rule gives the second text another token type
     has_letters_alone = False  # whether each token is a single letter, or a space
     _continuation: re.Pattern[str]  # matches the start of a token that continues a word
 
@@ -283,6 +284,7 @@ class FastTokenizer(Tokenizer):
         if tokenizer.post_processor is None:  # other libraries need it to join texts as we do
             tokenizer.post_processor = self._own_post_processor()
         self.separators = num_separators(tokenizer, self.cls_id, self.sep_id)
+        self.has_pair_types = 1 in tokenizer.encode("a", "a").type_ids
 
     def _own_post_processor(self) -> processors.PostProcessor:
         """Return how texts are joined where the tokenizer's file does not say it."""

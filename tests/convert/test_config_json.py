@@ -78,9 +78,19 @@ def test_inputs_without_token_types_warn_of_pairs(tiny_bert, tmp_path):
     file = tmp_path / "exported/tokenizer_config.json"
     values = json.loads(file.read_text())
     names = ["input_ids", "attention_mask"]
-    file.write_text(json.dumps({**values, "model_input_names": names}))
-    with pytest.warns(UserWarning, match="gives both texts of a pair type 0, and here the second"):
-        bert_jax.load(tmp_path / "exported")
+    rule = tmp_path / "exported/tokenizer.json"
+    template = rule.read_text()
+    without_types = template.replace('"type_id": 1', '"type_id": 0')
+    assert without_types != template
+    for changed, content in (
+        ({"model_input_names": names}, template),
+        ({"model_input_names": None, "tokenizer_class": "TokenizersBackend"}, template),
+        ({}, without_types),
+    ):
+        file.write_text(json.dumps({**values, **changed}))
+        rule.write_text(content)
+        with pytest.warns(UserWarning, match="both texts of a pair type 0 in transformers, and"):
+            bert_jax.load(tmp_path / "exported")
 
 
 def test_both_texts_of_a_pair_have_type_0_in_a_roberta(tiny_bert, tmp_path):
