@@ -171,9 +171,7 @@ class DataConfig:
         "nsp", "sentence pairs: next sentence, sentence order, or none for full blocks of text"
     )
     packing: bool = setting(False, "pack several pairs into one sequence")
-    short_fraction: float = setting(
-        0.1, "share of documents whose pairs are of a random shorter length", SHARE
-    )
+    short_fraction: float = setting(0.1, "share of documents with shorter pairs", SHARE)
     mask_fraction: float = setting(0.15, "share of tokens to predict", POSITIVE_SHARE)
     max_predictions: int = setting(0, "masked positions; 0 for mask_fraction of all", NOT_NEGATIVE)
     whole_word_masking: bool = setting(False, "mask whole words")
@@ -384,11 +382,7 @@ class FinetuneConfig:
     seeds: int = _resumable(1, "runs, with consecutive seeds")
     epochs: float = setting(3.0, "passes over the training examples")
     evaluations: int = setting(1, "evaluations an epoch")
-    patience: int = setting(
-        0,
-        "evaluations without a gain, in the loss if scores are equal, that end a run; 0: none",
-        NOT_NEGATIVE,
-    )
+    patience: int = setting(0, "evaluations without a gain that end a run; 0: none", NOT_NEGATIVE)
     log_every: int = _resumable(50, "steps between logs")
     log_to: tuple[Service, ...] = _resumable((), "also log to Weights & Biases: wandb")
     layer_decay: float = setting(1.0, "a layer's rate as a share of the next one's", POSITIVE_SHARE)
