@@ -135,9 +135,8 @@ class Commands:
         for recipe, length in self._pairs:
             plain = Cell(recipe, length, tiny=self._tiny)
             forms = self._fused(plain)
-            if len(forms) == 1:  # no dropout to leave out, so that `auto` has the kernel
-                yield from (*forms, plain)
-                continue
+            if forms and forms[0].attention_dropout:  # so that `auto` has the kernel
+                yield forms.pop(0)
             yield plain
             if length < 512:  # where fused attention gains least
                 late += forms
@@ -147,15 +146,21 @@ class Commands:
         yield from late
 
     def _fused(self, plain: Cell) -> list[Cell]:
-        """Return fused attention, and plain attention with its dropout, if there is one here."""
+        """Return fused attention as published, and both forms without dropout, if they are others.
+
+        Where there is no kernel for one of the two, it is left out.
+        """
+        found, platform = [], self._found.device["platform"]
         for dropout in (True, False):
             plain = dataclasses.replace(plain, attention_dropout=dropout)
             fused = dataclasses.replace(plain, attention="fused")
-            config, platform = fused.config(1), self._found.device["platform"]
-            packed = config.data.packing
-            if not unsupported(config.model, platform, plain.length, packed=packed, training=True):
-                return [fused] if dropout else [plain, fused]
-        return []
+            config = fused.config(1)
+            options: Any = {"window": 0, "packed": config.data.packing, "training": True}
+            if not unsupported(config.model, platform, plain.length, **options):
+                found += [fused] if dropout else [plain, fused]
+            if not config.model.attention_probs_dropout_prob:
+                break
+        return found
 
     def _check(self, seconds: float) -> list[str]:
         script = str(ROOT / "benchmarks/device_check.py")

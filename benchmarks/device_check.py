@@ -26,21 +26,23 @@ from bert_jax.distributed.mesh import make_mesh
 from bert_jax.errors import first_line
 from bert_jax.models.attention import AttentionMask, local_attention, plain_attention
 from bert_jax.models.fused_attention import fused_attention, unsupported
+from bert_jax.models.layers import DropoutKey
 from bert_jax.planning import benchmark
 
 # Sequences and tokens, with the kinds of forms that are of interest there: of a minute, each form
 # takes some seconds to compile.
 _SHAPES = {
     (8, 1024): ("full", "window"),
-    (16, 512): ("full", "packed"),
-    (64, 128): ("full",),
+    (16, 512): ("full", "packed", "dropout"),
+    (64, 128): ("full", "dropout"),
     (1, 8192): ("full", "window"),
 }
-_TINY = {(2, 128): ("full", "packed", "window")}
+_TINY = {(2, 128): ("full", "packed", "window", "dropout")}
 _ROUNDS = 10
 _CALLS = 10  # of a round: one alone would also measure how a program is started
 _WINDOW = 64  # of ModernBERT
 _HEAD_SIZE = 64
+_DROPOUT = 0.1
 
 
 def measure_rates() -> dict[str, Any]:
@@ -57,7 +59,13 @@ def measure_rates() -> dict[str, Any]:
 
 
 def _plain(config: ModelConfig, projected: Any, mask: AttentionMask) -> Any:
-    return plain_attention(config, projected, mask, None)[0]
+    return plain_attention(config, projected, mask, _key(config, mask))[0]
+
+
+def _key(config: ModelConfig, mask: AttentionMask) -> DropoutKey | None:
+    if not config.attention_probs_dropout_prob:
+        return None
+    return DropoutKey(jax.random.key(0), jnp.arange(len(mask.segment_ids)))
 
 
 def _windows(config: ModelConfig, projected: Any, mask: AttentionMask) -> Any:
@@ -65,8 +73,14 @@ def _windows(config: ModelConfig, projected: Any, mask: AttentionMask) -> Any:
 
 
 def _kernel(config: ModelConfig, projected: Any, mask: AttentionMask) -> Any:
-    ids = mask.segment_ids
-    return fused_attention(config, projected, ids, window=mask.window, packed=mask.packed)
+    return fused_attention(
+        config,
+        projected,
+        mask.segment_ids,
+        window=mask.window,
+        packed=mask.packed,
+        dropout_key=_key(config, mask),
+    )
 
 
 def _full(config: ModelConfig, projected: Any, mask: AttentionMask) -> Any:
@@ -74,7 +88,7 @@ def _full(config: ModelConfig, projected: Any, mask: AttentionMask) -> Any:
     return fused_attention(config, projected, None, window=mask.window, packed=False)
 
 
-# Of each form the function, and its kind: of full attention, packed sequences or a window.
+# Of each form the function, and its kind: full attention, packed sequences, a window or dropout.
 FORMS: dict[str, tuple[Callable[..., Any], str]] = {
     "plain": (_plain, "full"),
     "fused": (_kernel, "full"),
@@ -84,6 +98,8 @@ FORMS: dict[str, tuple[Callable[..., Any], str]] = {
     "window, plain": (_plain, "window"),
     "window, blocks": (_windows, "window"),
     "window, fused": (_kernel, "window"),
+    "dropout, plain": (_plain, "dropout"),
+    "dropout, fused": (_kernel, "dropout"),
 }
 
 
@@ -93,18 +109,19 @@ def measure_attention(form: str, batch: int, length: int) -> dict[str, Any]:
     packed, windowed = kind == "packed", kind == "window"
     config = ModelConfig(
         dtype="bfloat16",
-        attention_probs_dropout_prob=0.0,
+        attention_probs_dropout_prob=_DROPOUT if kind == "dropout" else 0.0,
         hidden_size=12 * _HEAD_SIZE,
         max_position_embeddings=length,
     )
     row: dict[str, Any] = {"form": form, "batch": batch, "length": length}
     platform = jax.devices()[0].platform
-    reason = unsupported(config, platform, length, packed=packed, training=True)
+    window = _WINDOW if windowed else 0
+    reason = unsupported(config, platform, length, window=window, packed=packed, training=True)
     if attend not in (_plain, _windows) and reason:
         return row | {"cause": f"fused {reason}"}
     # Packed sequences are of two segments.
     ids = 1 + (jnp.arange(length) >= length // 3) if packed else jnp.ones(length, jnp.int32)
-    mask = AttentionMask(jnp.tile(ids, (batch, 1)), packed, _WINDOW if windowed else 0)
+    mask = AttentionMask(jnp.tile(ids, (batch, 1)), packed, window)
     shape = 4, batch, length, config.hidden_size
     random = np.random.default_rng(0).standard_normal(shape, np.float32)
 

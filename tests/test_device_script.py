@@ -251,7 +251,8 @@ def test_a_kernel_of_the_check_lowers_for_a_gpu(form, monkeypatch):
     cudnn = importlib.import_module("jax._src.cudnn.fused_attention_stablehlo")
     monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91300)
     attend, kind = device_check.FORMS[form]
-    config = ModelConfig(dtype="bfloat16", hidden_size=768, max_position_embeddings=128)
+    sizes = {"hidden_size": 768, "max_position_embeddings": 128}
+    config = ModelConfig(dtype="bfloat16", attention_probs_dropout_prob=0.0, **sizes)
     mask = AttentionMask(jnp.ones((2, 128), jnp.int32), kind == "packed", 64 * (kind == "window"))
     x = jax.ShapeDtypeStruct((2, 128, 768), jnp.bfloat16)
 

@@ -207,10 +207,12 @@ def _map_over_heads(kernel: Kernel) -> Kernel:
     if not axes:
         return kernel
     heads = P(None, None, axes)
-    return jax.shard_map(
-        kernel,
-        in_specs=(heads, heads, heads, P()),
-        out_specs=heads,
-        axis_names=set(axes),
-        check_vma=False,
-    )
+
+    def run(*operands: jax.Array | None) -> jax.Array:
+        specs = tuple(heads if x is not None and x.ndim == 3 else P() for x in operands)
+        mapped = jax.shard_map(
+            kernel, in_specs=specs, out_specs=heads, axis_names=set(axes), check_vma=False
+        )
+        return mapped(*operands)
+
+    return run

@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -22,6 +23,7 @@ from bert_jax.config import ModelConfig, ParallelConfig
 from bert_jax.distributed import fsdp, hosts
 from bert_jax.distributed.devices import describe_memory, step_memory
 from bert_jax.errors import UserError, refuse
+from bert_jax.models.architecture import architecture
 from bert_jax.models.fused_attention import check_attention
 
 AXES = ("data", "fsdp", "tensor")
@@ -72,8 +74,9 @@ def check_model(
 
     `owner` is what the names of its sizes begin with in messages.
     """
-    for length in lengths:
-        check_attention(model, mesh.devices.flat[0].platform, length, packed=packed)
+    for window, length in itertools.product({*architecture(model).windows(model)}, lengths):
+        platform = mesh.devices.flat[0].platform
+        check_attention(model, platform, length, window=window, packed=packed)
     split = dict.fromkeys(("num_attention_heads", "intermediate_size", "vocab_size"), "tensor")
     split |= dict.fromkeys(("hidden_size", "embedding_size"), "fsdp")
     for name, axis in split.items():

@@ -43,7 +43,9 @@ def attention_route(
         reason = "a CPU has no kernel"
     elif config.attention == "plain":
         reason = "model.attention is plain"
-    elif why := unsupported(config, platform, length, packed=packed, training=training):
+    elif why := unsupported(
+        config, platform, length, window=window, packed=packed, training=training
+    ):
         reason = f"fused {why}"
     elif config.attention == "auto" and platform == "tpu":
         reason = "auto, until a kernel is measured on a TPU; ask for it by model.attention fused"
@@ -173,7 +175,9 @@ class SelfAttention(nn.Module):
             context = local_attention(c, projected, mask, dropout_key)
         else:
             ids = None if mask.is_full else mask.segment_ids
-            context = fused_attention(c, projected, ids, window=mask.window, packed=mask.packed)
+            context = fused_attention(
+                c, projected, ids, window=mask.window, packed=mask.packed, dropout_key=dropout_key
+            )
         output = dense(("heads", "embed"), stddev=self.output_stddev, name="output")(context)
         return output, maps if output_maps else None
 

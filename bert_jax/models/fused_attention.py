@@ -1,4 +1,4 @@
-"""Attention by a kernel: JAX's splash attention on a TPU, cuDNN's on an NVIDIA GPU.
+"""Attention by a kernel: JAX's splash attention on a TPU, on an NVIDIA GPU cuDNN's, or ours.
 
 `model.attention` "fused" asks for it; where no kernel serves, `check_attention` refuses the config.
 "auto" takes it on a GPU, wherever it serves there.
@@ -15,10 +15,14 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError, first_line
+from bert_jax.models.layers import DropoutKey
 from bert_jax.models.positions import position_kind
 from bert_jax.models.target import target
 
 _LANES = 128  # of a TPU's vector unit, which the last axis of a block fills
+_DROPOUT_HEAD_SIZES = (16, 32, 64, 128)  # a power of two, as Triton's blocks are
+_ROUNDING = 0.02  # of results in bfloat16, as a part of the largest; 0.006 was seen
+_NO_DROPOUT = "set model.attention_probs_dropout_prob to 0"
 _MAX_CUDNN_HEAD_SIZE = 128  # of GPUs before Hopper, by JAX's own check
 
 
@@ -29,14 +33,30 @@ def fused_attention(
     *,
     window: int,
     packed: bool,
+    dropout_key: DropoutKey | None = None,
 ) -> Float[Array, "B L D"]:
-    """Return the context of each query, without dropout; see `attention.plain_attention`.
+    """Return the context of each query; see `attention.plain_attention`.
 
     Without `segment_ids`, every token attends to every other, or to those of its window. On a GPU a
-    window that reaches all tokens is none.
+    window that reaches all tokens is none. Without a key there is no dropout.
     """
     query, key, value = projected
     head_size = config.hidden_size // config.num_attention_heads
+    if dropout_key and config.attention_probs_dropout_prob:
+        # Only a GPU needs this import, which is slow.
+        from bert_jax.models.dropout_attention import dropout_attention
+
+        return dropout_attention(
+            query,
+            key,
+            value,
+            segment_ids,
+            dropout_key,
+            heads=config.num_attention_heads,
+            rate=config.attention_probs_dropout_prob,
+            positions=max(config.max_position_embeddings, query.shape[1]),
+            packed=packed,
+        )
     if target().platform == "gpu" and 0 < window < query.shape[1] - 1:
         kernel = partial(cudnn_windows, head_size=head_size, window=window, packed=packed)
     elif target().platform == "gpu":
@@ -174,25 +194,32 @@ def blocks_of(x: Shaped[Array, "B L *D"], size: int, reach: int) -> Shaped[Array
     return jnp.concatenate([each.reshape(-1, size, *x.shape[2:]) for each in shifted], axis=1)
 
 
-def check_attention(config: ModelConfig, platform: str, length: int, *, packed: bool) -> None:
+def check_attention(
+    config: ModelConfig, platform: str, length: int, *, window: int, packed: bool
+) -> None:
     """Refuse a fused attention that cannot serve in training on a platform, such as "gpu"."""
-    reason = unsupported(config, platform, length, packed=packed, training=True)
+    reason = unsupported(config, platform, length, window=window, packed=packed, training=True)
     if config.attention == "fused" and reason:
         raise UserError(f"model.attention fused {reason}, or set model.attention to plain")
 
 
 def unsupported(
-    config: ModelConfig, platform: str, length: int, *, packed: bool, training: bool
+    config: ModelConfig, platform: str, length: int, *, window: int, packed: bool, training: bool
 ) -> str:
-    """Return why fused attention cannot serve and what to change, or "" where it can."""
+    """Return why fused attention cannot serve a layer and what to change, or "" where it can.
+
+    `window` is that of the layer, 0 for none.
+    """
     head_size = config.hidden_size // config.num_attention_heads
     if platform not in ("tpu", "gpu"):
         return f"is for a TPU or a GPU, not for a {platform}; train on one"
     if position_kind(config).scores:
         kind = config.position_embedding_type
         return f"has no {kind} positions; set model.position_embedding_type to absolute"
-    if training and config.attention_probs_dropout_prob:
-        return "has no dropout; set model.attention_probs_dropout_prob to 0"
+    has_dropout = training and config.attention_probs_dropout_prob > 0
+    if has_dropout and (platform == "tpu" or window):
+        where = "in layers with a window" if platform == "gpu" else "on a TPU"
+        return f"has no dropout {where}; {_NO_DROPOUT}"
     if platform == "tpu":
         if length % _LANES:
             return (
@@ -202,6 +229,8 @@ def unsupported(
         return ""
     if config.dtype == "float32":
         return "needs bfloat16 on a GPU; set model.dtype to bfloat16"
+    if has_dropout:
+        return _dropout_unsupported(length, head_size, packed=packed)
     if packed and length % 2:
         return (
             f"takes an even number of packed tokens on a GPU, not {length}; change data.max_length"
@@ -214,6 +243,34 @@ def unsupported(
     if jax.default_backend() == "gpu" and (error := _cudnn_error()):  # not where one is planned for
         return f"by cuDNN fails on this machine ({error}); install jax[cuda13]"
     return ""
+
+
+def _dropout_unsupported(length: int, head_size: int, *, packed: bool) -> str:
+    """Return what `unsupported` does, of dropout on a GPU."""
+    if head_size not in _DROPOUT_HEAD_SIZES:
+        *sizes, last = _DROPOUT_HEAD_SIZES
+        return (
+            f"with dropout takes heads of {', '.join(map(str, sizes))} or {last} on a GPU, not of "
+            f"{head_size}; change model.num_attention_heads, or {_NO_DROPOUT}"
+        )
+    if jax.default_backend() == "gpu" and (error := _dropout_error(length, head_size, packed)):
+        return f"with dropout fails on this machine ({error}); {_NO_DROPOUT}"
+    return ""
+
+
+@cache
+def _dropout_error(length: int, head_size: int, packed: bool) -> str:
+    """Return why the kernel with dropout is not to be used here, "" if it is right.
+
+    Its compiler is Triton, as JAX has it, which gave wrong gradients for some sizes of blocks.
+    """
+    try:
+        from bert_jax.models.dropout_attention import largest_error
+
+        error = largest_error(length, head_size, packed=packed)
+    except Exception as error:  # of JAX, its Triton, the driver: all have their own
+        return first_line(error)
+    return "" if error < _ROUNDING else f"its results are off by {error:.2g} of the largest"
 
 
 @cache

@@ -278,25 +278,42 @@ def random_bits(
     close first words would have shifted copies of the same bits. `bounds` and `first_position` are
     as in `apply_dropout`.
     """
-    words = jax.random.key_data(key)
-    first = _mix(_mix(indices.astype(jnp.uint32) + words[0]) ^ words[1])
-    second = _mix(first + jnp.uint32(_ODD))
+    first, second = random_words(key, indices)
     first += jnp.uint32(first_position)
     counter = jnp.zeros((), jnp.uint32)
-    for axis, size in enumerate(shape):
-        most, *inner = (bounds or shape)[axis:]
-        stride = math.prod(inner)
-        if most * stride > 1 << 32:  # which would wrap, to the bits of the same elements elsewhere
-            stride = _ODD ** (axis + 1) % (1 << 32)
+    for axis, (size, stride) in enumerate(zip(shape, strides(bounds or shape), strict=True)):
         offset = jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
         counter = counter + offset if size > 1 else counter
     expand = (..., *(None,) * len(shape))
-    bits = _mix(_mix(counter + first[expand]) ^ second[expand])
+    bits = mix_bits(counter, first[expand], second[expand])
     if target().platform == "gpu":
         # Its compiler would else make sequences the last axis in memory, here and of the hidden
         # states that the bits are for, which it then transposes around each matmul.
         bits = with_layout_constraint(bits, Layout(tuple(range(bits.ndim))))
     return bits
+
+
+def random_words(key: Array, indices: Int[Array, "B"]) -> tuple[UInt32[Array, "B"], ...]:
+    """Return the two words of each sequence that `mix_bits` takes."""
+    words = jax.random.key_data(key)
+    first = _mix(_mix(indices.astype(jnp.uint32) + words[0]) ^ words[1])
+    return first, _mix(first + jnp.uint32(_ODD))
+
+
+def strides(bounds: tuple[int, ...]) -> list[int]:
+    """Return how far apart the positions of neighbors along each axis are."""
+    found = []
+    for axis, most in enumerate(bounds):
+        stride = math.prod(bounds[axis + 1 :])
+        if most * stride > 1 << 32:  # which would wrap, to the bits of the same elements elsewhere
+            stride = _ODD ** (axis + 1) % (1 << 32)
+        found.append(stride)
+    return found
+
+
+def mix_bits(position: Array, first: Array, second: Array) -> Array:
+    """Return 32 random bits for positions in a sequence."""
+    return _mix(_mix(position + first) ^ second)
 
 
 def _mix(x: UInt32[Array, "*any"]) -> UInt32[Array, "*any"]:

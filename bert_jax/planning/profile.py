@@ -24,10 +24,13 @@ _SCOPES = {
     "normalization": r"\w*norm",
     "activation": "activation",
 }
-# Patterns of the names that kernels of cuDNN 9.19 and cuBLAS 13.1 have.
-_LIBRARIES = {"attention": r"cudnn", MATMULS: r"^nvjet|cublas|cutlass|gemm"}
-# The calls of these libraries in a program for a GPU, and the operations that they stand for.
-_CALLS = {'"__cublas$': "dot", '"__cudnn$fmha': "attention"}
+# Patterns of the names that kernels of cuDNN 9.19, `models.dropout_attention` and cuBLAS 13.1 have.
+_LIBRARIES = {
+    "attention": r"cudnn|^_attention_(for|back)ward",
+    MATMULS: r"^nvjet|cublas|cutlass|gemm",
+}
+# The calls of these in a program for a GPU, and the operations that they stand for.
+_CALLS = {'"__cublas$': "dot", '"__cudnn$fmha': "attention", '"__gpu$xla.gpu.triton': "attention"}
 _LOOKUPS = {"gather", "scatter", "dynamic-slice", "dynamic-update-slice", "sort"}
 _COPIES = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "copy", "transpose"}
 _COPIES |= {"reshape", "broadcast", "slice", "concatenate", "pad", "convert", "iota"}

@@ -1,0 +1,323 @@
+"""Attention with dropout on a GPU, by a kernel in Pallas: no array of all scores is in memory.
+
+cuDNN has dropout by a generator of its own, which no other device has. This kernel drops what plain
+attention does: it computes the bits of `layers.random_bits` where it needs them.
+
+JAX 0.11 calls Pallas for Triton deprecated, and names `jax_triton` in its place, whose kernels are
+written alike. Without it, or where its results are wrong, `fused_attention` takes the plain form.
+
+Source of the algorithm: T. Dao, "FlashAttention-2", 2023. Shape letters are those of `models.bert`.
+Of a tile of scores, Q are the queries and M the keys.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from bert_jax.models.layers import MASKED_SCORE, DropoutKey, mix_bits, random_words, strides
+from bert_jax.models.target import target
+
+_LOG_2 = math.log2(math.e)  # a GPU has powers of two
+_BLOCK = 128  # tokens; a longer sequence is padded to a multiple of it
+_SHORT = (16, 32, 64)  # lengths of less
+
+
+class _Program(NamedTuple):
+    """The sizes of a program of the GPU, of which each sequence and head has one for each block.
+
+    Attributes:
+      block: tokens that it keeps; of a shorter sequence all.
+      step: tokens of the blocks that it goes through.
+      warps: threads, by 32.
+      stages: blocks that it loads ahead.
+    """
+
+    block: int
+    step: int
+    warps: int
+    stages: int
+
+
+# The fastest that were right, of some twenty on an H200: benchmarks/records/2026-11-28-h200. The
+# compiler gave wrong gradients by values where blocks of 64 tokens go through blocks of 64.
+_FORWARD = _Program(block=64, step=64, warps=4, stages=3)
+_BACKWARD = _Program(block=64, step=32, warps=4, stages=3)
+_BACKWARD_IN_ONE = _Program(block=_BLOCK, step=16, warps=4, stages=2)
+
+
+class _Settings(NamedTuple):
+    """What a kernel is compiled for.
+
+    Attributes:
+      rate: of dropout.
+      stride: of the position of a score, from one query to the next.
+      packed: whether tokens attend to their own segment alone.
+      is_interpreted: by Pallas, on any device, as tests do on a CPU.
+    """
+
+    rate: float
+    stride: int
+    packed: bool
+    is_interpreted: bool
+
+
+def dropout_attention(
+    query: Float[Array, "B L D"],
+    key: Float[Array, "B L D"],
+    value: Float[Array, "B L D"],
+    segment_ids: Int[Array, "B L"] | None,
+    dropout_key: DropoutKey,
+    *,
+    heads: int,
+    rate: float,
+    positions: int,
+    packed: bool,
+) -> Float[Array, "B L D"]:
+    """Return the context of each query, as plain attention does with the same key.
+
+    Dropout counts `positions` in a sequence. Without `segment_ids`, every token attends to every
+    other.
+    """
+    by_head, by_query, _ = strides((heads, positions, positions))
+    first, second = random_words(dropout_key.key, dropout_key.indices)
+    first = first[:, None] + jnp.arange(heads, dtype=jnp.uint32) * jnp.uint32(by_head)
+    words = jnp.stack([first, jnp.broadcast_to(second[:, None], first.shape)], axis=1)
+    settings = _Settings(rate, by_query, packed, is_interpreted=_is_interpreted())
+    kernel = partial(_attend, settings)
+    length = query.shape[1]
+    padded = _padded_length(length)
+    if padded > length and segment_ids is None:
+        segment_ids = jnp.ones(query.shape[:2], jnp.int32)
+    operands = [_pad(x, padded) for x in (query, key, value, segment_ids)]
+    return target().map_over_heads(kernel)(*operands, words)[:, :length]
+
+
+def _padded_length(length: int) -> int:
+    """Return the next length of whole blocks."""
+    whole = -(-length // _BLOCK) * _BLOCK
+    return min([whole, *(each for each in _SHORT if length <= each)])
+
+
+def _pad(x: Array | None, length: int) -> Array | None:
+    """Return `x` with zeros for tokens up to a length."""
+    if x is None or x.shape[1] == length:
+        return x
+    return jnp.pad(x, ((0, 0), (0, length - x.shape[1]), *((0, 0),) * (x.ndim - 2)))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(
+    settings: _Settings,
+    query: Float[Array, "B L D"],
+    key: Float[Array, "B L D"],
+    value: Float[Array, "B L D"],
+    segment_ids: Int[Array, "B L"] | None,
+    words: UInt32[Array, "B 2 H"],
+) -> Float[Array, "B L D"]:
+    return _forward(settings, query, key, value, segment_ids, words)[0]
+
+
+def _forward(settings: _Settings, *operands: Any) -> tuple[Array, Any]:
+    query, words = operands[0], operands[-1]
+    batch, length, _ = query.shape
+    totals = jax.ShapeDtypeStruct((batch, words.shape[2], length), jnp.float32)
+    context, totals = _call(_attention_forward, _FORWARD, settings, operands, [query, totals])
+    return context, (*operands, context, totals)
+
+
+def _backward(settings: _Settings, saved: Any, gradient: Array) -> tuple[Any, ...]:
+    query, operands = saved[0], (*saved, gradient)
+    program = _BACKWARD_IN_ONE if query.shape[1] <= _BLOCK else _BACKWARD
+    return (*_call(_attention_backward, program, settings, operands, [query] * 3), None, None)
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _call(
+    kernel: Any,
+    program: _Program,
+    settings: _Settings,
+    operands: Sequence[Any],
+    results: Sequence[Any],
+) -> Any:
+    """Run a kernel for each sequence, head and block of tokens."""
+    batch, length, size = operands[0].shape
+    heads = operands[4].shape[2]
+    of_a_head = {
+        (batch, length, size): ((None, length, size // heads), lambda b, h, _: (b, 0, h)),
+        (batch, 2, heads): ((None, 2, None), lambda b, h, _: (b, 0, h)),
+        (batch, heads, length): ((None, None, length), lambda b, h, _: (b, h, 0)),
+        (batch, length): ((None, length), lambda b, h, _: (b, 0)),
+    }
+
+    def spec(x: Any) -> pl.BlockSpec | None:
+        return None if x is None else pl.BlockSpec(*of_a_head[x.shape])
+
+    block, step = min(program.block, length), min(program.step, length)
+    return pl.pallas_call(
+        partial(kernel, settings, block, step),
+        grid=(batch, heads, length // block),
+        in_specs=[spec(x) for x in operands],
+        out_specs=[spec(x) for x in results],
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results],
+        compiler_params=triton.CompilerParams(num_warps=program.warps, num_stages=program.stages),
+        interpret=settings.is_interpreted,
+    )(*operands)
+
+
+def _is_interpreted() -> bool:
+    """Return whether Pallas interprets a kernel, as tests do on a CPU."""
+    return target().platform != "gpu"
+
+
+def largest_error(length: int, head_size: int, *, packed: bool) -> float:
+    """Return how far the compiled kernel is from the interpreted one here, as a part of each array.
+
+    The length is cut to two blocks: longer sequences have the same programs.
+    """
+    length = min(_padded_length(length), 2 * _BLOCK)
+    random = np.random.default_rng(0).normal(size=(4, 1, length, head_size))
+    *projected, gradient = jnp.asarray(random, jnp.bfloat16)
+    ids = jnp.asarray(np.arange(length)[None] < length - 5, jnp.int32)
+    words = jnp.arange(2, dtype=jnp.uint32).reshape(1, 2, 1)
+
+    def run(*, is_interpreted: bool) -> Any:
+        settings = _Settings(0.1, length, packed, is_interpreted)
+        context, pull = jax.vjp(lambda *x: _attend(settings, *x, ids, words), *projected)
+        return context, *pull(gradient * ids[:, :, None].astype(gradient.dtype))
+
+    pairs = zip(*(jax.jit(partial(run, is_interpreted=x))() for x in (False, True)), strict=True)
+    found = ((x.astype(jnp.float32), y.astype(jnp.float32)) for x, y in pairs)
+    errors = [float(jnp.abs(x - y)[ids > 0].max() / jnp.abs(y).max()) for x, y in found]
+    return float("inf") if any(map(math.isnan, errors)) else max(errors)
+
+
+class _Tile:
+    """The scores of some queries and some keys of a head.
+
+    Attributes:
+      scores: in units of log 2, with the term of the mask, [Q, M].
+      is_kept: by dropout, [Q, M].
+    """
+
+    scores: Float[Array, "Q M"]
+    is_kept: Bool[Array, "Q M"]
+
+    def __init__(
+        self, settings: _Settings, query: Array, key: Array, ids: Any, words: Any, at: Any
+    ):
+        """`at` are the slices of the queries and the keys."""
+        self.scores = _matmul(query, key.T) * (query.shape[1] ** -0.5 * _LOG_2)
+        if ids is not None:
+            query_ids, key_ids = (ids[each] for each in at)
+            attends = key_ids[None, :] > 0
+            if settings.packed:
+                attends &= query_ids[:, None] == key_ids[None, :]
+            self.scores += jnp.where(attends, 0.0, MASKED_SCORE * _LOG_2)
+        row, column = (
+            jax.lax.broadcasted_iota(jnp.uint32, self.scores.shape, axis)
+            + jnp.asarray(at[axis].start).astype(jnp.uint32)
+            for axis in (0, 1)
+        )
+        bits = mix_bits(row * jnp.uint32(settings.stride) + column, words[0], words[1])
+        self.is_kept = bits >= jnp.uint32(round(settings.rate * 2**32))
+
+    def kept(self, x: Float[Array, "Q M"]) -> Float[Array, "Q M"]:
+        """Return zeros for what is dropped; nothing is scaled up."""
+        return jnp.where(self.is_kept, x, 0.0)
+
+
+def _attention_forward(
+    settings, block, step, query, key, value, ids, words, context, totals
+) -> None:
+    """Write the context of a block of queries, and the logarithm of each softmax's sum."""
+    length, size = query.shape
+    queries = pl.ds(pl.program_id(2) * block, block)
+    own = query[queries, :]
+
+    def add_keys(number: Any, carry: Any) -> Any:
+        total, highest, found = carry
+        keys = pl.ds(number * step, step)
+        tile = _Tile(settings, own, key[keys, :], ids, words, (queries, keys))
+        higher = jnp.maximum(highest, tile.scores.max(1))
+        powers, rescale = jnp.exp2(tile.scores - higher[:, None]), jnp.exp2(highest - higher)
+        found = found * rescale[:, None]
+        found += _matmul(tile.kept(powers).astype(own.dtype), value[keys, :])
+        return total * rescale + powers.sum(1), higher, found
+
+    start = jnp.zeros(block), jnp.full(block, -jnp.inf), jnp.zeros((block, size))
+    total, highest, found = jax.lax.fori_loop(0, length // step, add_keys, start)
+    scale = 1 / (total * (1 - settings.rate))
+    context[queries, :] = (found * scale[:, None]).astype(context.dtype)
+    totals[queries] = highest + jnp.log2(total)
+
+
+def _attention_backward(
+    settings,
+    block,
+    step,
+    query,
+    key,
+    value,
+    ids,
+    words,
+    context,
+    totals,
+    gradient,
+    by_query,
+    by_key,
+    by_value,
+) -> None:
+    """Write the gradients of a block of keys and values, and of the same block of queries."""
+    length, size = query.shape
+    own = pl.ds(pl.program_id(2) * block, block)
+    steps, is_alone = length // step, length == block
+    zeros = jnp.zeros((block, size))
+    by_context = 1 / (1 - settings.rate)  # what is kept is scaled up
+    by_product = by_context * size**-0.5
+
+    def gradients(queries: Any, keys: Any, key: Array, value: Array) -> Any:
+        """Return kept probabilities and the gradient of the products, neither scaled."""
+        upstream = gradient[queries, :]
+        tile = _Tile(settings, query[queries, :], key, ids, words, (queries, keys))
+        probabilities = jnp.exp2(tile.scores - totals[queries][:, None])
+        mean = (upstream.astype(jnp.float32) * context[queries, :].astype(jnp.float32)).sum(1)
+        change = tile.kept(_matmul(upstream, value.T)) - (mean / by_context)[:, None]
+        kept, by_scores = tile.kept(probabilities), probabilities * change
+        return kept.astype(key.dtype), by_scores.astype(key.dtype), upstream
+
+    def add_queries(number: Any, carry: Any) -> Any:
+        sum_key, sum_value = carry
+        queries = pl.ds(number * step, step)
+        kept, by_scores, upstream = gradients(queries, own, own_key, own_value)
+        if is_alone:
+            found = _matmul(by_scores, own_key) * by_product
+            by_query[queries, :] = found.astype(by_query.dtype)
+        sum_key += _matmul(by_scores.T, query[queries, :])
+        return sum_key, sum_value + _matmul(kept.T, upstream)
+
+    def add_keys(number: Any, total: Array) -> Array:
+        keys = pl.ds(number * step, step)
+        some = key[keys, :]
+        return total + _matmul(gradients(own, keys, some, value[keys, :])[1], some)
+
+    own_key, own_value = key[own, :], value[own, :]
+    sum_key, sum_value = jax.lax.fori_loop(0, steps, add_queries, (zeros, zeros))
+    by_key[own, :] = (sum_key * by_product).astype(by_key.dtype)
+    by_value[own, :] = (sum_value * by_context).astype(by_value.dtype)
+    if not is_alone:
+        found = jax.lax.fori_loop(0, steps, add_keys, zeros) * by_product
+        by_query[own, :] = found.astype(by_query.dtype)
+
+
+def _matmul(x: Float[Array, "M N"], y: Float[Array, "N O"]) -> Float[Array, "M O"]:
+    return jax.lax.dot(x, y, preferred_element_type=jnp.float32)
