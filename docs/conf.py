@@ -177,7 +177,8 @@ def generate(app, name, source):
     if name == "start":
         source[0] = readme()
     if name in GENERATED:
-        source[0] = source[0].replace("generated on the site", "generated") + GENERATED[name]()
+        page, _, _ = source[0].rpartition("\n\n")  # without where to find it elsewhere
+        source[0] = f"{page}\n\n{GENERATED[name]()}"
 
 
 def rename_fixtures(app, what, name, object, options, lines):

@@ -312,8 +312,15 @@ def test_the_reference_is_complete(monkeypatch):
 
 
 def test_pages_of_the_site_and_its_notebooks():
-    """Links out of docs/ become paths; a page becomes the cells of a notebook."""
+    """Links out of docs/ become paths; a page becomes the cells of a notebook.
+
+    A page that is generated does not say where its text is to be found.
+    """
     site = runpy.run_path(str(ROOT / "docs/conf.py"))
+    source = [(ROOT / "docs/reference/config.md").read_text(encoding="utf-8")]
+    site["generate"](None, "reference/config", source)
+    assert "sphinx-build" not in source[0]
+    assert "field marked ↻.\n\n\n## TrainConfig" in source[0]
     source = ["[a](../LICENSE) ([b](../tests/helpers.py)), [c](../README.md) [d](runs.md)"]
     site["link_files"](None, "runs", source)
     assert source == ["a (`LICENSE`) (b: `tests/helpers.py`), [c](start.md) [d](runs.md)"]

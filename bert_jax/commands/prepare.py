@@ -49,12 +49,12 @@ _FLAGS = {
 def add_arguments(parser: Parser) -> None:
     parser.flags = _FLAGS
     add = parser.add_argument
-    text = "plain text, .jsonl, .csv, .tsv, or .gz or .xz of them; .parquet"
+    text = "plain text, .jsonl, .ndjson, .csv, .tsv, .fasta, or .gz or .xz of them; .parquet"
     text = f"files, globs or URLs, comma separated ({text}), tfds:NAME or builtin"
     add("source", metavar="SOURCE", help=text)
     add("store", metavar="STORE", help="the folder to write, or for shards a URL")
     kinds = "sentencepiece, wordpiece or byte_bpe to train one on the text; or a SentencePiece"
-    files = ".model, a BERT vocab.txt, a tokenizer.json, their folder, or a checkpoint"
+    files = ".model, a BERT vocab.txt, a tokenizer.json, their folder, a store, or a checkpoint"
     add("--tokenizer", default="sentencepiece", help=f"{kinds} {files} (sentencepiece)")
     add("--vocab-size", type=int, default=32000, help="tokens of a tokenizer trained here (32000)")
     add_fields(parser, TokenizerConfig(), ("model_type",))
