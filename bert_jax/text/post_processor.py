@@ -34,9 +34,13 @@ def num_separators(tokenizer: tokenizers.Tokenizer, cls_id: int, sep_id: int) ->
         return 0
     match = re.fullmatch("CA*(S+)B*S", order)
     if match is None:
+        joined = " ".join(
+            token if text is None else "AB"[text]
+            for token, text in zip(encoding.tokens, encoding.sequence_ids, strict=True)
+        )
         raise UserError(
-            f"the tokenizer joins the texts a and a to {' '.join(encoding.tokens)}, and must join "
-            f"them to {cls} a {sep} a {sep}; correct the post_processor in its tokenizer.json"
+            f"the tokenizer joins two texts A and B to {joined}, and must join them to {cls} A "
+            f"{sep} B {sep}; correct the post_processor in its tokenizer.json"
         )
     return len(match[1])
 

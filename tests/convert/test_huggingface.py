@@ -699,7 +699,13 @@ def test_weights_are_read_before_an_index_of_older_ones(folder):
 
 
 @pytest.mark.parametrize(
-    ("pair", "is_read"), [("<s> $A <s> $B", False), ("<s> $A </s> $B", False), ("$A $B", True)]
+    ("pair", "is_read"),
+    [
+        ("<s> $A <s> $B", False),
+        ("<s> $A </s> $B", False),
+        ("<s> $B </s> $A </s>", False),
+        ("$A $B", True),
+    ],
 )
 def test_other_special_tokens_of_two_texts_are_refused(pair, is_read, tmp_path):
     """A tokenizer that says nothing of two texts joins them as its model does."""
@@ -712,7 +718,8 @@ def test_other_special_tokens_of_two_texts_are_refused(pair, is_read, tmp_path):
     )
     joined.save(str(folder / "tokenizer.json"))
     if not is_read:
-        refuses_to_load(folder, "the tokenizer joins the texts a and a to <s> ")
+        form = pair.replace("$", "")
+        refuses_to_load(folder, f"joins two texts A and B to {form}, and must", "to <s> A </s> B ")
         return
     assert tokenizer_loading.load(folder).separators == 0
     assert bert_jax.load(folder).config.pair_separators == 0
