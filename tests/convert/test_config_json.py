@@ -73,6 +73,14 @@ def test_a_modernbert_of_one_layer_keeps_the_distance_of_global_layers():
         assert config.global_attn_every_n_layers == distance
 
 
+@pytest.mark.parametrize("window", [1, 0, -3])
+def test_a_window_of_a_modernbert_without_neighbours_is_refused(window):
+    values = {**SIZES, "model_type": "modernbert", "local_attention": window}
+    with refused(f"config.json has local_attention {window}, and windows of 2 tokens or more"):
+        config_json.read_config(values, "config.json")
+    assert config_json.read_config({**values, "local_attention": 3}, "it").local_attention == 2
+
+
 def test_pairs_have_one_token_type_where_transformers_has(tiny_bert, tmp_path):
     """By the settings, by the class, or by the template; not by that of the class of a model."""
     tiny_bert.export(tmp_path / "exported")
