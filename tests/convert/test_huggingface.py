@@ -285,7 +285,7 @@ TAGS = TaskConfig("token_classification", labels=("O", "B"))
         (SEVERAL, {"num_labels": 2}, "classification", ("LABEL_0", "LABEL_1")),
         (SEVERAL, {"id2label": {"1": "x", "0": "y"}}, "classification", ("y", "x")),
         (SEVERAL, {"problem_type": None}, "classification", ("LABEL_0", "LABEL_1")),
-        (SEVERAL, {"id2label": {"0": "x"}}, "regression", ()),
+        (SEVERAL, {"id2label": {"0": "x"}}, "regression", ("x",)),
         (SEVERAL, {"num_labels": 1, "problem_type": "regression"}, "regression", ()),
         (TAGS, {"id2label": {"0": "O", "1": "I"}}, "token_classification", ("O", "I")),
         (TASKS[4], {"id2label": {"0": "x"}}, "question_answering", ()),
@@ -303,6 +303,17 @@ def test_the_task_of_a_foreign_model(task, values, kind, labels, golden, tmp_pat
     assert loaded.task == task_class(kind).settings(kind=kind, labels=labels)
     same(loaded.params, bert.params)
     assert not loaded.unused
+
+
+@pytest.mark.parametrize("name", ["x", "LABEL_0"])
+def test_the_number_of_a_foreign_regression_keeps_its_name(name, golden, tmp_path):
+    folder, exported = tmp_path / "model", tmp_path / "exported"
+    foreign(golden, folder, TaskConfig("regression"), id2label={"0": name})
+    bert_jax.load(folder).export(exported)
+    values = json.loads((exported / "config.json").read_text())
+    assert values["id2label"] == {"0": name}
+    assert values["label2id"] == {name: 0}
+    assert bert_jax.load(exported).task == bert_jax.load(folder).task
 
 
 @pytest.mark.parametrize(("task", "longest"), [(SEVERAL, 600), (TAGS, 600), (TASKS[4], 384)])
