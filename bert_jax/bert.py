@@ -58,7 +58,8 @@ class Bert(LoadedModel):
 
     def __repr__(self) -> str:
         c, size = self.config, sum(x.size for x in jax.tree.leaves(self.params))
-        labels = f" of {len(self.task.labels)} labels" if self.task and self.task.labels else ""
+        count = len(self.task.labels) if self.task else 0
+        labels = f" of {console.counted(count, 'label')}" if count else ""
         task = f", {self.task.kind}{labels}" if self.task else ""
         layers = console.counted(c.num_hidden_layers, "layer")
         heads = console.counted(c.num_attention_heads, "head")

@@ -89,6 +89,9 @@ class ModelConfig:
     pair_separators: Literal[0, 1, 2] = setting(
         0, "[SEP] between the two texts of a pair; 0: as many as model_type has", NOT_NEGATIVE
     )
+    pair_token_types: Literal[0, 1, 2] = setting(
+        0, "token types of a pair; 1: both texts have type 0; 0: as model_type has", NOT_NEGATIVE
+    )
     initializer_range: float = setting(0.02, "standard deviation of initial weights")
     layer_norm_eps: float = setting(1e-12, "epsilon of layer normalization")
     dtype: Dtype = setting(  # noqa: RUF009 - strings alone

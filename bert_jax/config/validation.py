@@ -111,6 +111,11 @@ def validate_model(config: ModelConfig, where: str) -> None:
             f"{where}: model.hidden_size {config.hidden_size} is not a multiple of "
             f"model.num_attention_heads {config.num_attention_heads}; change one of them"
         )
+    refuse(
+        config.pair_token_types > config.type_vocab_size,
+        f"{where}: model.pair_token_types is 2, and model.type_vocab_size is 1",
+        fix="set the one to 0, or the other to 2",
+    )
     _validate_positions(config, where)
     resolve(MODEL_TYPES, config.model_type).check(config, where)
 

@@ -120,7 +120,7 @@ def write_config(
     """
     values = {"architectures": [architecture], **dataclasses.asdict(config)}
     # They change no result, or the tokenizer says it.
-    for name in (*resumable(ModelConfig), "pair_separators"):
+    for name in (*resumable(ModelConfig), "pair_separators", "pair_token_types"):
         del values[name]
     values |= {"dtype": "float32", "pad_token_id": tokenizer.pad_id, "tie_word_embeddings": True}
     values |= {"position_embedding_type": "absolute", _VOCAB_SIZE: tokenizer.vocab_size}

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import shlex
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -148,7 +147,7 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
         f"{tokenizer.pad_id}; transformers gives token {first - 1} of a text no position",
         fix="correct the one that is wrong",
     )
-    _read_separators(path, tokenizer, config)
+    _read_pairs(path, tokenizer, config)
     beside = path / COMPANION_FOLDER
     if exchange.companion_modules and not task and is_huggingface(beside):
         companion, its, _ = load(beside)
@@ -157,7 +156,7 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
     return config, converted, tokenizer
 
 
-def _read_separators(path: Path, tokenizer: Tokenizer, config: ModelConfig) -> None:
+def _read_pairs(path: Path, tokenizer: Tokenizer, config: ModelConfig) -> None:
     """Join two texts as the tokenizer does, which may be one of another architecture."""
     found = tokenizer.separators
     refuse(
@@ -168,16 +167,29 @@ def _read_separators(path: Path, tokenizer: Tokenizer, config: ModelConfig) -> N
     if found and found != architecture_of(config).separators:
         config.pair_separators = 1 if found == 1 else 2
     file = path / "tokenizer_config.json"
-    values = read_json(file, "fetch it again") if file.exists() else {}
-    inputs = values.get("model_input_names")
+    settings = read_json(file, "fetch it again") if file.exists() else {}
+    types = _pair_token_types(settings, tokenizer)
+    if config.type_vocab_size == 1 or not types:
+        return
+    refuse(
+        types > 2,
+        f"the tokenizer of {path} gives two texts other token types than 0, or 0 and 1",
+        fix="these are read; correct the post_processor of its tokenizer.json",
+    )
+    if types != min(num_token_types(config), 2):
+        config.pair_token_types = 1 if types == 1 else 2
+
+
+def _pair_token_types(settings: Mapping[str, Any], tokenizer: Tokenizer) -> int:
+    """Return how many token types `transformers` gives to a pair; 0 for those of the model."""
+    inputs = settings.get("model_input_names")
     # The class by which transformers 5 saves the tokenizer of no model has no types by default.
-    has_types = "token_type_ids" in inputs if inputs else values.get("tokenizer_class") != _BACKEND
-    if num_token_types(config) > 1 and not (has_types and tokenizer.has_pair_types):
-        warnings.warn(
-            f"the tokenizer of {path} gives both texts of a pair type 0 in transformers, and here "
-            "the second has type 1",
-            stacklevel=2,
-        )
+    if settings.get("tokenizer_class") == _BACKEND:
+        inputs = inputs or ("input_ids",)
+    if inputs and "token_type_ids" not in inputs:
+        return 1
+    # The class of a model has a rule of its own, whatever the tokenizer.json says.
+    return tokenizer.pair_token_types if tokenizer_loading.is_generic(settings) else 0
 
 
 def save(

@@ -25,25 +25,29 @@ def files(
     `max_length` is that to which a text is truncated; None for the number of positions.
     """
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    separators, has_types = num_separators(config), num_token_types(config) > 1
+    template = tokenizer.template(separators, int(has_types))
     settings: dict[str, Any] = {
         # The class that reads tokenizer.json unchanged; BertTokenizer would build another.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_length or config.max_position_embeddings,
-        "model_input_names": inputs if num_token_types(config) > 1 else [inputs[0], inputs[2]],
+        "model_input_names": inputs if has_types else [inputs[0], inputs[2]],
         "clean_up_tokenization_spaces": False,
     }
     for role in ("pad", "unk", "cls", "sep", "mask"):
         settings[f"{role}_token"] = tokenizer.id_to_token(getattr(tokenizer, f"{role}_id"))
-    contents, separators = tokenizer.files(), num_separators(config)
+    contents = tokenizer.files()
     if isinstance(tokenizer, SentencePieceTokenizer):
         # The model stays beside it, for SentencePiece and for an import.
-        converted = _from_sentencepiece(tokenizer, separators)
+        converted = _from_sentencepiece(tokenizer)
+        converted.post_processor = template
         contents["tokenizer.json"] = converted.to_str(pretty=True).encode()
     else:
         joined = tokenizers.Tokenizer.from_str(contents["tokenizer.json"].decode())
         joins_otherwise = joined.num_special_tokens_to_add(True) != 2 + separators
-        if joins_otherwise if separators > 1 else tokenizer.kind != "wordpiece":
-            joined.post_processor = tokenizer.template(separators)
+        joins_otherwise |= has_types and tokenizer.pair_token_types != 2
+        if joins_otherwise or (separators == 1 and tokenizer.kind != "wordpiece"):
+            joined.post_processor = template
             contents["tokenizer.json"] = joined.to_str(pretty=True).encode()
         content = json.loads(contents["tokenizer.json"])
         contents |= _vocabulary(tokenizer, content)
@@ -72,7 +76,7 @@ def _vocabulary(tokenizer: Tokenizer, content: Mapping[str, Any]) -> dict[str, b
     }
 
 
-def _from_sentencepiece(tokenizer: SentencePieceTokenizer, separators: int) -> tokenizers.Tokenizer:
+def _from_sentencepiece(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenizer:
     """Return the same tokenizer for `tokenizers`, which does not read SentencePiece models."""
     content = tokenizer.files()["sentencepiece.model"]
     proto = sentencepiece_model.Model.FromString(content)
@@ -104,7 +108,6 @@ def _from_sentencepiece(tokenizer: SentencePieceTokenizer, separators: int) -> t
     result.decoder = decoders.Sequence(steps)
     special = sorted({*tokenizer.special_ids, tokenizer.unk_id})
     result.add_special_tokens([tokenizer.id_to_token(index) for index in special])
-    result.post_processor = tokenizer.template(separators)
     return result
 
 

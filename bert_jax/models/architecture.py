@@ -26,7 +26,8 @@ class Architecture:
       separators: how many [SEP] are between the two texts of a pair, unless the config says it.
       feed_forward_inputs: how many arrays as wide as the feed-forward its activation takes.
       normalizes_inputs: whether its layers normalize what they read, instead of what they write.
-      has_pair_types: whether the second text of a pair has token type 1; else all tokens have 0.
+      has_pair_types: whether the second text of a pair has token type 1, else 0, unless the
+        config says it.
     """
 
     encoder: ClassVar[type[Encoder]]
@@ -112,9 +113,11 @@ def num_separators(config: ModelConfig) -> int:
 def num_token_types(config: ModelConfig) -> int:
     """Return how many token types the texts of a model have; 1 if they do not tell texts apart.
 
-    Two separators tell them apart: the tokenizers that put these give all tokens type 0.
+    By default two separators tell them apart: most tokenizers that put these give type 0 to all.
     """
     has_types = architecture(config).has_pair_types and num_separators(config) == 1
+    if config.pair_token_types:
+        has_types = config.pair_token_types == 2
     return config.type_vocab_size if has_types else 1
 
 

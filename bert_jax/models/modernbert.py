@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 from bert_jax.config import ModelConfig
 from bert_jax.config.ranges import SHARE, SIZE
 from bert_jax.config.settings import setting
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, refuse
 from bert_jax.models.architecture import Architecture
 from bert_jax.models.attention import AttentionMaps, AttentionMask, SelfAttention
 from bert_jax.models.encoder import Encoder, EncoderOutput, Requested, gather_positions, run_layers
@@ -239,6 +239,11 @@ class ModernBertExchange(Exchange):
         if (kinds := values.get("layer_types")) is not None:  # the newer form
             result["global_attn_every_n_layers"] = _global_every(kinds, values, where)
         if isinstance(window := values.get("local_attention"), int):
+            refuse(
+                window < 2,
+                f"{where} has local_attention {window}, and windows of 2 tokens or more are read",
+                fix="correct it",
+            )
             result["local_attention"] = window // 2 * 2  # `transformers` halves it
         ropes = values.get("rope_parameters") or {}
         for field, kind in _ROPES.items():

@@ -141,7 +141,8 @@ class MaskedLM(Pretraining):
         refuse(
             config.data.pairs != "none" and num_token_types(config.model) < 2,
             f"data.pairs is {config.data.pairs}, and the model has one token type for both texts",
-            fix="set data.pairs to none, or model.type_vocab_size to 2 where a bert has 1",
+            fix="set data.pairs to none, or model.type_vocab_size to 2 where a bert has 1, or "
+            "model.pair_token_types to 2 where it is 1",
         )
 
     def head_flops(self, stage: Stage) -> float:

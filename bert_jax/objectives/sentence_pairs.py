@@ -87,7 +87,8 @@ class SentencePairs(MaskedLM):
                 "not have; set data.pairs to none, and objective to auto"
             )
         if num_token_types(model) < 2:
-            name = "pair_separators of 1" if model.type_vocab_size > 1 else "type_vocab_size of 2"
+            name = "pair_token_types of 2" if model.pair_token_types else "pair_separators of 1"
+            name = name if model.type_vocab_size > 1 else "type_vocab_size of 2"
             raise UserError(
                 f"data.pairs {pairs} needs a model.{name}; set it, or data.pairs to none and "
                 "objective to auto"

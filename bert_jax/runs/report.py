@@ -264,7 +264,7 @@ def finetuning_start(run: TaskRun, batches: BucketedBatches) -> None:
     sets, train = run.examples.datasets, run.examples.train
     task, length = config.task, longest_sequence(config.model, config.data.max_length)
     names = ", ".join(task.labels[:12]) + (", …" if len(task.labels) > 12 else "")
-    labels = f": {len(task.labels)} labels: {names}" if names else ""
+    labels = f": {counted(len(task.labels), 'label')}: {names}" if names else ""
     counts = {"train": sets.train, **sets.evals, **sets.tests}
     listed = ", ".join(f"{name} {len(examples):,}" for name, examples in counts.items())
     seeds = f"seed {config.seed}"

@@ -27,6 +27,7 @@ from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.curves import save_figure
 from bert_jax.training.objective import PredictionObjective
 
+_NUMBER = "LABEL_0"  # the default name of a single output in `transformers`
 _MAX_VALUE = float(np.finfo(np.float32).max)
 _MAX_INCHES, _MAX_NAMED = 36.0, 60  # of the confusion matrix, and labels with a name there
 _LONGEST_SHOWN = 25  # characters of a name there
@@ -319,14 +320,17 @@ class Regression(TextTask):
     problem_type = "regression"
 
     def transformers_config(self) -> dict[str, Any]:
-        names = {"id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}}
-        return super().transformers_config() | names
+        (name,) = self.labels or (_NUMBER,)
+        return super().transformers_config() | {"id2label": {0: name}, "label2id": {name: 0}}
 
     @classmethod
     def transformers_labels(cls, values: Mapping[str, Any], where: str) -> Sequence[str] | None:
-        is_number = len(read_labels(values, where)) == 1  # a text may have several
+        """Return the name of the number, for an export; none where it is the default."""
+        names = read_labels(values, where)  # a text may have several numbers
         is_score = "sentence_transformers" in values  # of a `CrossEncoder`, which is a reranker
-        return super().transformers_labels(values, where) if is_number and not is_score else None
+        if len(names) > 1 or is_score or super().transformers_labels(values, where) is None:
+            return None
+        return () if names == (_NUMBER,) else names
 
     def objective(self, model: TaskModel) -> PredictionObjective:
         return LabelsObjective(model, is_regression=True)

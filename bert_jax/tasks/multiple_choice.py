@@ -1,5 +1,6 @@
 """Multiple choice: which of several endings follows a context, as in SWAG."""
 
+import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,9 +10,11 @@ from scipy.special import softmax
 from bert_jax.config import DataFiles
 from bert_jax.errors import UserError, refuse
 from bert_jax.tasks import readers
-from bert_jax.tasks.base import Example
+from bert_jax.tasks.base import Example, UnknownColumns
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.readers import Record
+
+_COLUMNS = "sent1,sent2,ending0,ending1,ending2,ending3"  # of SWAG
 
 
 class MultipleChoice(Classification):
@@ -24,6 +27,11 @@ class MultipleChoice(Classification):
     has_windows = has_deciding_windows = False
     known_metrics = ("accuracy",)
     value_form = "a dict with context, choices and perhaps start, or the columns of data.text"
+
+    def select_fields(self, record: Record, data: DataFiles) -> Mapping[str, Any]:
+        if isinstance(data, UnknownColumns) and data.text == DataFiles().text:
+            data = dataclasses.replace(data, text=_COLUMNS)
+        return super().select_fields(record, data)
 
     def plain_fields(self, value: Any) -> Mapping[str, Any] | None:
         choices = value.get("choices") if isinstance(value, Mapping) else None

@@ -34,8 +34,26 @@ def num_separators(tokenizer: tokenizers.Tokenizer, cls_id: int, sep_id: int) ->
         return 0
     match = re.fullmatch("CA*(S+)B*S", order)
     if match is None:
+        joined = " ".join(
+            token if text is None else "AB"[text]
+            for token, text in zip(encoding.tokens, encoding.sequence_ids, strict=True)
+        )
         raise UserError(
-            f"the tokenizer joins the texts a and a to {' '.join(encoding.tokens)}, and must join "
-            f"them to {cls} a {sep} a {sep}; correct the post_processor in its tokenizer.json"
+            f"the tokenizer joins two texts A and B to {joined}, and must join them to {cls} A "
+            f"{sep} B {sep}; correct the post_processor in its tokenizer.json"
         )
     return len(match[1])
+
+
+def num_token_types(tokenizer: tokenizers.Tokenizer) -> int:
+    """Return 1 where both texts of a pair have token type 0, and 2 where the second has type 1.
+
+    3 is for any other types, such as of a first text with type 1.
+    """
+    encoding = tokenizer.encode("a", "a")
+    types = encoding.type_ids
+    if not any(types):
+        return 1
+    # The separator at the end has the type of the second text.
+    second = encoding.sequence_ids.index(1) if 1 in encoding.sequence_ids else len(types) - 1
+    return 2 if types == [int(index >= second) for index in range(len(types))] else 3

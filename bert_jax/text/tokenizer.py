@@ -18,7 +18,7 @@ from bert_jax.errors import UserError
 from bert_jax.storage.json_files import write_bytes
 from bert_jax.storage.machine import num_cores
 from bert_jax.text import sentencepiece_model
-from bert_jax.text.post_processor import num_separators
+from bert_jax.text.post_processor import num_separators, num_token_types
 from bert_jax.text.scripts import CHINESE, MARKS, SPACELESS
 from bert_jax.text.wordpiece import end_of_composed, wordpiece_model
 
@@ -30,7 +30,7 @@ class Tokenizer(abc.ABC):
 
     kind: str
     separators = 0  # that a rule of its own puts between two texts; 0 for no rule
-    has_pair_types = True  # whether that rule gives the second text another token type
+    pair_token_types = 0  # that this rule gives to two texts, as `num_token_types` says
     has_letters_alone = False  # whether each token is a single letter, or a space
     _continuation: re.Pattern[str]  # matches the start of a token that continues a word
 
@@ -113,17 +113,14 @@ class Tokenizer(abc.ABC):
         """Return the files as JSON, as they are stored in a checkpoint."""
         return {name: base64.b64encode(data).decode() for name, data in self.files().items()}
 
-    def template(self, separators: int = 1) -> processors.PostProcessor:
-        """Return how one text or two are joined with special tokens, as BERT does by default.
-
-        With two separators between them, both texts have type 0, as RoBERTa's have.
-        """
+    def template(self, separators: int = 1, second_type: int = 1) -> processors.PostProcessor:
+        """Return how one text or two are joined with special tokens, as BERT does by default."""
         cls, sep = self.id_to_token(self.cls_id), self.id_to_token(self.sep_id)
         single = f"{cls}:0 $A:0 {sep}:0"
-        second = f" $B:1 {sep}:1" if separators == 1 else f" {sep}:0 $B:0 {sep}:0"
+        between = f" {sep}:0" * (separators - 1)
         return processors.TemplateProcessing(
             single=single,
-            pair=single + second,
+            pair=f"{single}{between} $B:{second_type} {sep}:{second_type}",
             special_tokens=[(cls, self.cls_id), (sep, self.sep_id)],
         )
 
@@ -284,7 +281,7 @@ class FastTokenizer(Tokenizer):
         if tokenizer.post_processor is None:  # other libraries need it to join texts as we do
             tokenizer.post_processor = self._own_post_processor()
         self.separators = num_separators(tokenizer, self.cls_id, self.sep_id)
-        self.has_pair_types = 1 in tokenizer.encode("a", "a").type_ids
+        self.pair_token_types = num_token_types(tokenizer) if self.separators else 0
 
     def _own_post_processor(self) -> processors.PostProcessor:
         """Return how texts are joined where the tokenizer's file does not say it."""

@@ -213,16 +213,21 @@ def _has_ids_of(tokenizer: tokenizers.Tokenizer, model: SentencePieceTokenizer) 
     return all(ids.get(model.id_to_token(index)) == index for index in others)
 
 
+def is_generic(settings: Mapping[str, Any]) -> bool:
+    """Return whether settings name a class of `transformers` for any tokenizer.json."""
+    return str(settings.get("tokenizer_class")).removesuffix("Fast") in _GENERIC
+
+
 def _configure(
     tokenizer: tokenizers.Tokenizer, settings: Mapping[str, Any], added: Mapping[int, Any]
 ) -> None:
-    # The class of `transformers` whose settings overrule the tokenizer.json.
-    kind = str(settings.get("tokenizer_class") or "").removesuffix("Fast")
+    # Whether the class of `transformers` has settings that overrule the tokenizer.json.
+    overrules = not is_generic(settings)
     is_bert = isinstance(tokenizer.normalizer, normalizers.BertNormalizer)
-    for name in _NORMALIZER.keys() & settings.keys() if is_bert and kind not in _GENERIC else ():
+    for name in _NORMALIZER.keys() & settings.keys() if is_bert and overrules else ():
         setattr(tokenizer.normalizer, _NORMALIZER[name], settings[name])
     is_byte_level = isinstance(tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel)
-    if kind and kind not in _GENERIC and is_byte_level:
+    if overrules and settings.get("tokenizer_class") and is_byte_level:
         tokenizer.pre_tokenizer.add_prefix_space = bool(settings.get("add_prefix_space"))
     known = tokenizer.get_added_tokens_decoder()
     for index, token in sorted(added.items()):

@@ -188,6 +188,7 @@ REFUSED = {
     "model.num_attention_heads": [5],
     "model.hidden_act": ["swish"],
     "model.hidden_dropout_prob": [1.0],
+    "model.pair_token_types": [3],
     "data.pairs": ["all"],
     "data.packing": [True],  # of full blocks
     "data.max_length": [4, 513],
@@ -220,6 +221,12 @@ def test_what_is_refused(name):
         set_field(config, name, value)
         with refused(name.split(".")[-1]):
             validate(config)
+
+
+def test_two_token_types_of_pairs_are_two_embeddings():
+    config = TrainConfig(model=ModelConfig(type_vocab_size=1, pair_token_types=2))
+    with refused("model.pair_token_types is 2, and model.type_vocab_size is 1"):
+        validate(config)
 
 
 def test_every_number_has_a_range():

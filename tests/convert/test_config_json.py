@@ -73,24 +73,39 @@ def test_a_modernbert_of_one_layer_keeps_the_distance_of_global_layers():
         assert config.global_attn_every_n_layers == distance
 
 
-def test_inputs_without_token_types_warn_of_pairs(tiny_bert, tmp_path):
+@pytest.mark.parametrize("window", [1, 0, -3])
+def test_a_window_of_a_modernbert_without_neighbours_is_refused(window):
+    values = {**SIZES, "model_type": "modernbert", "local_attention": window}
+    with refused(f"config.json has local_attention {window}, and windows of 2 tokens or more"):
+        config_json.read_config(values, "config.json")
+    assert config_json.read_config({**values, "local_attention": 3}, "it").local_attention == 2
+
+
+def test_pairs_have_one_token_type_where_transformers_has(tiny_bert, tmp_path):
+    """By the settings, by the class, or by the template; not by that of the class of a model."""
     tiny_bert.export(tmp_path / "exported")
     file = tmp_path / "exported/tokenizer_config.json"
     values = json.loads(file.read_text())
-    names = ["input_ids", "attention_mask"]
     rule = tmp_path / "exported/tokenizer.json"
     template = rule.read_text()
     without_types = template.replace('"type_id": 1', '"type_id": 0')
     assert without_types != template
-    for changed, content in (
-        ({"model_input_names": names}, template),
-        ({"model_input_names": None, "tokenizer_class": "TokenizersBackend"}, template),
-        ({}, without_types),
+    for changed, content, count in (
+        ({}, template, 0),
+        ({"model_input_names": None}, template, 0),  # which transformers 4 gives the types of
+        ({"model_input_names": ["input_ids", "attention_mask"]}, template, 1),
+        ({"model_input_names": None, "tokenizer_class": "TokenizersBackend"}, template, 1),
+        ({}, without_types, 1),
+        ({"tokenizer_class": "BertTokenizer"}, without_types, 0),
     ):
         file.write_text(json.dumps({**values, **changed}))
         rule.write_text(content)
-        with pytest.warns(UserWarning, match="both texts of a pair type 0 in transformers, and"):
-            bert_jax.load(tmp_path / "exported")
+        bert = bert_jax.load(tmp_path / "exported")
+        assert bert.config.pair_token_types == count
+        arrays = bert.tokenize(["a river"], ["a bank"])
+        assert arrays["token_type_ids"].max() == (count == 0)
+        bert.save(tmp_path / f"saved {count}", force=True)
+        assert bert_jax.load(tmp_path / f"saved {count}").config.pair_token_types == count
 
 
 def test_both_texts_of_a_pair_have_type_0_in_a_roberta(tiny_bert, tmp_path):

@@ -285,7 +285,7 @@ TAGS = TaskConfig("token_classification", labels=("O", "B"))
         (SEVERAL, {"num_labels": 2}, "classification", ("LABEL_0", "LABEL_1")),
         (SEVERAL, {"id2label": {"1": "x", "0": "y"}}, "classification", ("y", "x")),
         (SEVERAL, {"problem_type": None}, "classification", ("LABEL_0", "LABEL_1")),
-        (SEVERAL, {"id2label": {"0": "x"}}, "regression", ()),
+        (SEVERAL, {"id2label": {"0": "x"}}, "regression", ("x",)),
         (SEVERAL, {"num_labels": 1, "problem_type": "regression"}, "regression", ()),
         (TAGS, {"id2label": {"0": "O", "1": "I"}}, "token_classification", ("O", "I")),
         (TASKS[4], {"id2label": {"0": "x"}}, "question_answering", ()),
@@ -303,6 +303,17 @@ def test_the_task_of_a_foreign_model(task, values, kind, labels, golden, tmp_pat
     assert loaded.task == task_class(kind).settings(kind=kind, labels=labels)
     same(loaded.params, bert.params)
     assert not loaded.unused
+
+
+@pytest.mark.parametrize("name", ["x", "LABEL_0"])
+def test_the_number_of_a_foreign_regression_keeps_its_name(name, golden, tmp_path):
+    folder, exported = tmp_path / "model", tmp_path / "exported"
+    foreign(golden, folder, TaskConfig("regression"), id2label={"0": name})
+    bert_jax.load(folder).export(exported)
+    values = json.loads((exported / "config.json").read_text())
+    assert values["id2label"] == {"0": name}
+    assert values["label2id"] == {name: 0}
+    assert bert_jax.load(exported).task == bert_jax.load(folder).task
 
 
 @pytest.mark.parametrize(("task", "longest"), [(SEVERAL, 600), (TAGS, 600), (TASKS[4], 384)])
@@ -699,7 +710,13 @@ def test_weights_are_read_before_an_index_of_older_ones(folder):
 
 
 @pytest.mark.parametrize(
-    ("pair", "is_read"), [("<s> $A <s> $B", False), ("<s> $A </s> $B", False), ("$A $B", True)]
+    ("pair", "is_read"),
+    [
+        ("<s> $A <s> $B", False),
+        ("<s> $A </s> $B", False),
+        ("<s> $B </s> $A </s>", False),
+        ("$A $B", True),
+    ],
 )
 def test_other_special_tokens_of_two_texts_are_refused(pair, is_read, tmp_path):
     """A tokenizer that says nothing of two texts joins them as its model does."""
@@ -712,7 +729,8 @@ def test_other_special_tokens_of_two_texts_are_refused(pair, is_read, tmp_path):
     )
     joined.save(str(folder / "tokenizer.json"))
     if not is_read:
-        refuses_to_load(folder, "the tokenizer joins the texts a and a to <s> ")
+        form = pair.replace("$", "")
+        refuses_to_load(folder, f"joins two texts A and B to {form}, and must", "to <s> A </s> B ")
         return
     assert tokenizer_loading.load(folder).separators == 0
     assert bert_jax.load(folder).config.pair_separators == 0

@@ -86,12 +86,14 @@ def test_a_collapsed_run_warns_once_at_its_first_evaluation(
     [
         ("auto", ModelConfig(type_vocab_size=1), "nsp", "model.type_vocab_size of 2"),
         ("auto", ModelConfig(pair_separators=2), "nsp", "needs a model.pair_separators of 1"),
+        ("auto", ModelConfig(pair_token_types=1), "nsp", "needs a model.pair_token_types of 2"),
         ("auto", ModelConfig(model_type="roberta"), "sop", "model_type roberta does not have"),
         ("auto", ElectraConfig(generator_hidden_size=0.3), "none", "multiple of 1/12, such as"),
         ("sentence_pairs", ModelConfig(), "none", "set it to nsp or sop"),
         ("replaced_tokens", ModelConfig(), "none", "model_type of electra"),
         ("masked_lm", ElectraConfig(), "none", "no checkpoint of model.model_type electra has"),
         ("masked_lm", ModelConfig(type_vocab_size=1), "nsp", "one token type for both texts"),
+        ("masked_lm", ModelConfig(pair_token_types=1), "sop", "pair_token_types to 2 where it"),
         ("masked_ml", ModelConfig(), "none", "choose auto or one of masked_lm"),
     ],
 )

@@ -9,7 +9,7 @@ from helpers import model_config, refused
 from bert_jax.batches.buckets import NO_LABEL, Features
 from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.errors import UserError
-from bert_jax.tasks.base import Example
+from bert_jax.tasks.base import Example, UnknownColumns
 from bert_jax.tasks.datasets import read_examples
 from bert_jax.tasks.multiple_choice import MultipleChoice
 
@@ -41,6 +41,16 @@ def test_swag(tmp_path):
     with pytest.raises(UserError, match=r"train\.csv:3 has no label; "):
         read(path)
     assert task().label_names(read(path, is_labelled=False)) == ("0", "1", "2", "3")
+
+
+def test_a_model_from_elsewhere_reads_the_columns_of_swag(tmp_path):
+    path = tmp_path / "dev.csv"
+    path.write_text(f"{HEADER}\n{LINE}2\n")
+    (example,) = read_examples(task(), str(path), UnknownColumns(), labelled=True)
+    assert example.texts == TEXTS
+    other = UnknownColumns(text="sent1,sent2,ending0,ending1")
+    (example,) = read_examples(task(), str(path), other, labelled=False)
+    assert example.texts == TEXTS[:4]
 
 
 def test_each_choice_is_a_pair_of_context_and_ending(wordpiece):
