@@ -372,7 +372,8 @@ class Task(abc.ABC):
 
     def rank(self, values: Mapping[str, float]) -> float:
         """Return the mean score, less a little of the loss, which decides between equal scores."""
-        loss = values["loss"]  # of a regression, in the squared units of its labels
+        # Of a regression, in the squared units of its labels; none where no label can be used.
+        loss = values.get("loss", 0.0)
         return self.mean_score(values) - 1e-9 * loss / (1 + abs(loss))
 
 
