@@ -293,9 +293,11 @@ class Task(abc.ABC):
 
     def files(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, str]:
         """Return the content of each file of predictions, by its suffix: by default JSON lines."""
-        lines = []
+        lines, ids = [], {str(example.id) for example in examples}
         for number, (example, prediction) in enumerate(zip(examples, predictions, strict=True)):
-            line = {"id": number if example.id is None else example.id}
+            # A number that is the id of another example does not name this one.
+            index = None if str(number) in ids else number
+            line = {"id": index if example.id is None else example.id}
             line |= self.file_fields(example, prediction)
             lines.append(json.dumps(line, ensure_ascii=False) + "\n")
         return {".jsonl": "".join(lines)}
