@@ -297,6 +297,11 @@ def test_lines_are_printed_to_an_output_that_only_writes(monkeypatch):
     assert "".join(written) == "a line\n"
 
 
+def test_a_model_without_parameters_is_refused(tiny_bert):
+    with refused("the model has no parameters; give params that are not empty"):
+        dataclasses.replace(tiny_bert, params={}).encode(["A bank."])
+
+
 def test_an_index_encodes_no_queries_as_no_rows(tiny_bert, tmp_path):
     index = bert_jax.Index.build(tiny_bert, output=tmp_path / "index", texts=["the bank"])
     assert index.encode([]).shape == (0, 16)
