@@ -297,6 +297,12 @@ def test_lines_are_printed_to_an_output_that_only_writes(monkeypatch):
     assert "".join(written) == "a line\n"
 
 
+def test_a_host_program_may_forbid_rank_promotion(tiny_bert, tiny_classifier):
+    with jax.numpy_rank_promotion("raise"):
+        assert dataclasses.replace(tiny_bert).encode(["A bank."]).shape == (1, 16)
+        assert len(dataclasses.replace(tiny_classifier).predict(["A bank."])) == 1
+
+
 def test_a_model_without_parameters_is_refused(tiny_bert):
     with refused("the model has no parameters; give params that are not empty"):
         dataclasses.replace(tiny_bert, params={}).encode(["A bank."])

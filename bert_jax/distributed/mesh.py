@@ -35,7 +35,9 @@ _COMPILER_OPTIONS = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
 @contextlib.contextmanager
 def _own_settings() -> Iterator[None]:
     """Trace and call a program with settings of JAX that the host program does not choose."""
-    with jax.threefry_partitionable(True):  # else a seed has other random numbers
+    # With another value of the first, a seed has other random numbers; of the second, the models'
+    # broadcasting is refused.
+    with jax.threefry_partitionable(True), jax.numpy_rank_promotion("allow"):
         yield
 
 
