@@ -86,7 +86,10 @@ def show(text: str = "", level: Level = Level.PROGRESS) -> None:
     try:
         with tqdm.external_write_mode():
             parts = (p if _COLOUR.match(p) else without_controls(p) for p in _COLOUR.split(text))
-            print("".join(parts), flush=True, file=_stream())
+            stream = _stream()
+            print("".join(parts), file=stream)
+            if hasattr(stream, "flush"):  # not an application's own that only writes
+                stream.flush()
     except OSError as error:
         is_closed = error.errno in (errno.EPIPE, errno.EIO)  # of a pipe; of a terminal
         if not is_closed or not current.when_closed:

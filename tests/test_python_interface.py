@@ -21,7 +21,7 @@ import pytest
 from helpers import refused, untrained
 
 import bert_jax
-from bert_jax import Bert, UserError
+from bert_jax import Bert, UserError, console
 from bert_jax.errors import TextWarning
 from bert_jax.inference import runner
 from bert_jax.models.heads import make_encoder
@@ -288,6 +288,24 @@ def test_an_output_that_is_no_file(tiny_run, monkeypatch, stream):
     """As that of a notebook's or an application's own, or of a service that has none."""
     monkeypatch.setattr(sys, "stderr", stream)
     assert bert_jax.load(tiny_run.checkpoint).encode(["The bank."]).shape == (1, 16)
+
+
+def test_lines_are_printed_to_an_output_that_only_writes(monkeypatch):
+    written: list[str] = []
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=written.append))
+    console.show("a line", console.Level.RESULTS)
+    assert "".join(written) == "a line\n"
+
+
+def test_a_host_program_may_forbid_rank_promotion(tiny_bert, tiny_classifier):
+    with jax.numpy_rank_promotion("raise"):
+        assert dataclasses.replace(tiny_bert).encode(["A bank."]).shape == (1, 16)
+        assert len(dataclasses.replace(tiny_classifier).predict(["A bank."])) == 1
+
+
+def test_a_model_without_parameters_is_refused(tiny_bert):
+    with refused("the model has no parameters; give params that are not empty"):
+        dataclasses.replace(tiny_bert, params={}).encode(["A bank."])
 
 
 def test_an_index_encodes_no_queries_as_no_rows(tiny_bert, tmp_path):

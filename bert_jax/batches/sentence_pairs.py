@@ -1,7 +1,8 @@
 """Sentence pairs for NSP and SOP, drawn from a token store by index: no copies and no state.
 
 Every epoch splits documents again, a group at a time: a run of shuffled blocks of 1,024 sentences,
-up to two million. The sequences of a group are shuffled.
+up to two million. The sequences of a group are shuffled. All groups have the size of the first
+one, so that an index is found without drawing those before it: others lose or repeat some text.
 """
 
 import dataclasses
@@ -44,7 +45,7 @@ class SentencePairs:
 
     @property
     def sequences_per_epoch(self) -> int:
-        """Number of sequences in one pass over the text."""
+        """Number of sequences in one pass over the text, of later passes approximately."""
         return self._num_groups * self._group_size
 
     def batch(

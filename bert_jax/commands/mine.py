@@ -43,18 +43,14 @@ def add_arguments(parser: Parser) -> None:
 
 
 def _nearest_others(
-    index: "Index", queries: Sequence[str], relevant: Sequence[Collection[str]], count: int
+    index: "Index", queries: Sequence[str], excluded: Sequence[Collection[str]], count: int
 ) -> list[list[str]]:
-    """Return the nearest texts of each query, each once, without it and those relevant to it."""
-    others = [
-        {_plain(text) for text in (query, *own)}
-        for query, own in zip(queries, relevant, strict=True)
-    ]
-    most = count + max(map(len, others))
+    """Return the nearest texts of each query, each once, without those that are excluded."""
+    most = count + max(map(len, excluded))
     while True:
         found = [
             _distinct(hit.text for hit in hits if _plain(hit.text) not in own)[:count]
-            for hits, own in zip(index.search(queries, most), others, strict=True)
+            for hits, own in zip(index.search(queries, most), excluded, strict=True)
         ]
         if most >= len(index) or all(len(texts) == count for texts in found):
             return found
@@ -108,10 +104,14 @@ def _write(
     for start in range(0, len(queries), _QUERIES):
         asked = queries[start : start + _QUERIES]
         relevant = [[t for t, value in judged[query].items() if value > 0] for query in asked]
-        nearest = _nearest_others(index, asked, relevant, skip + negatives)
-        for query, own, texts in zip(asked, relevant, nearest, strict=True):
+        # A query and its own passages are no negatives, whatever their white space.
+        excluded = [
+            {*map(_plain, (query, *own))} for query, own in zip(asked, relevant, strict=True)
+        ]
+        nearest = _nearest_others(index, asked, excluded, skip + negatives)
+        for query, own, no, texts in zip(asked, relevant, excluded, nearest, strict=True):
             # Those of the file first, which somebody has judged.
-            known = [text for text, value in judged[query].items() if not value]
+            known = [t for t, value in judged[query].items() if not value and _plain(t) not in no]
             chosen = _distinct([*known, *texts[skip:]])[:negatives]
             if len(chosen) < negatives:
                 raise UserError(

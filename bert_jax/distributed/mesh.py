@@ -3,10 +3,11 @@
 `compile_step` is the one place where `parallel.mode` "mesh" and "pmap" differ.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,6 +32,15 @@ AXES = ("data", "fsdp", "tensor")
 # On a GPU, matmuls by cuBLAS alone: it adds biases, residuals and GELU to the products that it
 # writes. Those of Triton are as fast, but around them each is a pass over memory of its own.
 _COMPILER_OPTIONS = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
+
+
+@contextlib.contextmanager
+def _own_settings() -> Iterator[None]:
+    """Trace and call a program with settings of JAX that the host program does not choose."""
+    # With another value of the first, a seed has other random numbers; of the second, the models'
+    # broadcasting is refused.
+    with jax.threefry_partitionable(True), jax.numpy_rank_promotion("allow"):
+        yield
 
 
 def make_mesh(config: ParallelConfig | None = None, devices: Sequence[Any] | None = None) -> Mesh:
@@ -170,7 +180,8 @@ def init_sharded(new_state: Callable[[jax.Array], Any], shardings: Any, key: jax
     # took a minute for BERT-large, more than its train step.
     jax.config.update("jax_threefry_gpu_kernel_lowering", True)
     try:
-        return jax.jit(lambda k: nn.unbox(new_state(k)), out_shardings=shardings)(key)
+        with _own_settings():
+            return jax.jit(lambda k: nn.unbox(new_state(k)), out_shardings=shardings)(key)
     finally:
         jax.config.update("jax_threefry_gpu_kernel_lowering", before)
 
@@ -195,6 +206,7 @@ def compile_step(
     put: Callable[[Mapping[str, np.ndarray]], Any] = dict if is_pmap else partial(shard_batch, mesh)
     programs, most = {}, 0
 
+    @_own_settings()
     def run(state: Any, batch: Mapping[str, np.ndarray]) -> Any:
         nonlocal most
         shapes, placed = tuple(x.shape for x in batch.values()), put(batch)

@@ -13,7 +13,7 @@ from bert_jax.batches.buckets import Batcher
 from bert_jax.batches.token_sequences import FILL, TokenSequences
 from bert_jax.distributed.fsdp import Collectives
 from bert_jax.distributed.mesh import compile_step, make_mesh, replicated_layout
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, refuse
 
 # The lengths that sequences are padded to, then multiples of the last: each compiles a program.
 _LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -56,6 +56,7 @@ class Runner:
     """The parameters of a model on all local devices, and the functions that are compiled there."""
 
     def __init__(self, params: Any):
+        refuse(not params, "the model has no parameters", fix="give params that are not empty")
         _check_finite(params)
         mesh = make_mesh(devices=jax.local_devices())
         self.num_devices = mesh.size

@@ -225,9 +225,9 @@ def _read_examples(
         task=task,
         datasets=datasets,
         fingerprint=fingerprint,
-        train=tokenize(config, task, initial.tokenizer, datasets.train),
+        train=tokenize(config, task, initial.tokenizer, datasets.train, is_training=True),
         held_out={
-            name: tokenize(config, task, initial.tokenizer, examples)
+            name: tokenize(config, task, initial.tokenizer, examples, is_training=False)
             for name, examples in {**datasets.evals, **datasets.tests}.items()
         },
     )

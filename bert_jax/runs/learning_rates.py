@@ -86,7 +86,8 @@ def _sample(run: Run) -> Examples:
     scored = [examples[i] for i in sorted(order[:num_scored])]
     trained = [examples[i] for i in sorted(order[num_scored:])]
     train, held_out = (
-        tokenize(run.config, run.task, run.tokenizer, each) for each in (trained, scored)
+        tokenize(run.config, run.task, run.tokenizer, each, is_training=each is trained)
+        for each in (trained, scored)
     )
     datasets = dataclasses.replace(
         run.examples.datasets, train=trained, evals={_SAMPLE: scored}, tests={}

@@ -192,17 +192,22 @@ def compile_program(config: FinetuneConfig, task: Task, rate: RateSchedule, mesh
 
 @console.working("tokenizing the examples", says_end=False)
 def tokenize(
-    config: FinetuneConfig, task: Task, tokenizer: Tokenizer, examples: Sequence[Example]
+    config: FinetuneConfig,
+    task: Task,
+    tokenizer: Tokenizer,
+    examples: Sequence[Example],
+    *,
+    is_training: bool,
 ) -> Batcher:
     """Tokenize examples, and return what makes batches of them.
 
     Raises:
-      UserError: no example has a label that can be used.
+      UserError: none of the examples to train on has a label that can be used.
     """
     model, length = config.model, config.data.max_length
     features = task.features(examples, tokenizer, model, length)
     unusable = features.skipped
-    if unusable and len(unusable) == len(examples):
+    if is_training and unusable and len(unusable) == len(examples):
         raise UserError(
             f"none of {console.counted(len(examples), 'example')} has a label that can be used; "
             f"the first: {unusable[0]}; correct the labels"

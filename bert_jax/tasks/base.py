@@ -293,9 +293,11 @@ class Task(abc.ABC):
 
     def files(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, str]:
         """Return the content of each file of predictions, by its suffix: by default JSON lines."""
-        lines = []
+        lines, ids = [], {str(example.id) for example in examples}
         for number, (example, prediction) in enumerate(zip(examples, predictions, strict=True)):
-            line = {"id": number if example.id is None else example.id}
+            # A number that is the id of another example does not name this one.
+            index = None if str(number) in ids else number
+            line = {"id": index if example.id is None else example.id}
             line |= self.file_fields(example, prediction)
             lines.append(json.dumps(line, ensure_ascii=False) + "\n")
         return {".jsonl": "".join(lines)}
@@ -372,7 +374,8 @@ class Task(abc.ABC):
 
     def rank(self, values: Mapping[str, float]) -> float:
         """Return the mean score, less a little of the loss, which decides between equal scores."""
-        loss = values["loss"]  # of a regression, in the squared units of its labels
+        # Of a regression, in the squared units of its labels; none where no label can be used.
+        loss = values.get("loss", 0.0)
         return self.mean_score(values) - 1e-9 * loss / (1 + abs(loss))
 
 

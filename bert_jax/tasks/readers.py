@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from bert_jax.config import DataFiles
+from bert_jax.console import counted
 from bert_jax.errors import UserError
 from bert_jax.text import builtin
 from bert_jax.text.files import existing, file_type, read_lines
@@ -58,7 +59,7 @@ def conll(source: str) -> Iterator[Record]:
         for number, columns in sentence:
             width = width or len(columns)
             if len(columns) != width:
-                counts = f"{len(columns)} columns where the first word has {width}"
+                counts = f"{counted(len(columns), 'column')} where the first word has {width}"
                 raise UserError(f"{path}:{number}: {counts}; give every word the same")
             if not all(columns):
                 raise UserError(f"{path}:{number}: an empty column; fill it in or remove the tab")

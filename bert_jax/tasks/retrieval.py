@@ -75,13 +75,14 @@ class Retrieval(Task):
         return Example(record.fields.get("id"), where, texts, label)
 
     def complete(self, example: Example, data: DataFiles, *, labelled: bool) -> Example:
-        refuse(
-            labelled and self.has_pairs_alone and example.label is None,
-            f"{example.where} has a label of 0 or less, of texts that do not belong together",
-            fix="drop such rows, or the column if it says something else; finetune/reranker and "
-            "task.embedding.loss=cosent train on labels",
-        )
+        _refuse_apart(example, labelled and self.has_pairs_alone and example.label is None)
         return example
+
+    def training_examples(self, examples: Sequence[Example]) -> Sequence[Example]:
+        """Return the pairs, which a ranking loss takes to belong together whatever their scores."""
+        for example in examples:
+            _refuse_apart(example, self.is_ranking and example.label <= 0)
+        return examples
 
     def held_out_examples(self, examples: Sequence[Example]) -> Sequence[Example]:
         if self.is_retrieval:
@@ -175,6 +176,16 @@ def number_texts(
 def _says_apart(label: Any) -> bool:
     """Return whether a label says that texts do not belong together: 0 or less, or false."""
     return str(label).strip().lower() == "false" or readers.to_number(label) <= 0
+
+
+def _refuse_apart(example: Example, is_apart: bool) -> None:
+    """Raise UserError where the texts of an example that needs a pair do not belong together."""
+    refuse(
+        is_apart,
+        f"{example.where} has a label of 0 or less, of texts that do not belong together",
+        fix="drop such rows, or the column if it says something else; finetune/reranker and "
+        "task.embedding.loss=cosent train on labels",
+    )
 
 
 class _Collection:

@@ -178,7 +178,9 @@ def describe(
     Each loss of an objective is followed by its baseline, if that does not change during the run,
     and by the figures whose names begin as its own does.
     """
-    parts, prefixes = [f"loss {values['loss']:z.4f}"], []
+    # Held-out labels may all be such that they have a score, and no loss.
+    parts = [f"loss {values['loss']:z.4f}"] if "loss" in values else []
+    prefixes = []
     for loss in figures:
         if not loss.name.endswith("_loss") or loss.name not in values:
             continue

@@ -62,6 +62,13 @@ def test_texts_that_differ_in_spaces_alone_are_the_same(
         bert_jax_main("mine", "pairs.tsv", "my.index", "--output=b.jsonl", "--negatives=3")
 
 
+def test_a_relevant_passage_with_other_spaces_is_no_negative(index, bert_jax_main, tmp_path):
+    rows = ["query,passage,label", "river,the bank,1", "river,the  bank,0", "river,head,0"]
+    (tmp_path / "pairs.csv").write_text("\n".join(rows) + "\n")
+    bert_jax_main("mine", "pairs.csv", "my.index", "--output=a.jsonl", "--negatives=1")
+    assert json.loads((tmp_path / "a.jsonl").read_text())["negative1"] == "head"
+
+
 def test_mistakes(index, bert_jax_main, tmp_path):
     (tmp_path / "there.jsonl").write_text("")
     for flags, message in (

@@ -102,6 +102,15 @@ def test_agrees_with_one_device(one_device, name):
     check_same(train(*LAYOUTS[name], evaluates=name in ("all three", "pmap")), one_device)
 
 
+def test_random_numbers_do_not_depend_on_a_setting_of_the_host_program():
+    """Those of initialization, masks and dropout."""
+    task, batches = objective(num_hidden_layers=1, **MODEL), [batch(4)]
+    expected = helpers.train(task, optax.sgd(0.1), batches)
+    with jax.threefry_partitionable(False):
+        actual = helpers.train(task, optax.sgd(0.1), batches)
+    jax.tree.map(np.testing.assert_array_equal, actual[:2], expected[:2])
+
+
 @pytest.mark.parametrize("name", ["stable_adamw", "muon"])
 def test_an_update_of_whole_tensors_is_the_same_on_a_mesh(name):
     """Though each device has a shard of the tensor whose mean square, or product, is taken."""

@@ -149,6 +149,12 @@ def test_predictions_of_classes_as_json_lines():
     ]
 
 
+def test_the_number_of_an_example_is_no_id_that_another_has():
+    examples = [Example(name, "a:1", ("fox",), None) for name in ("1", None, None)]
+    lines = write(classes("a", "b"), examples, [logits_of(0, 2, 0.75)] * 3)
+    assert [line["id"] for line in lines] == ["1", None, 2]
+
+
 @pytest.mark.parametrize(
     "names", [[f"class {n}" for n in range(31)], ["$x^$", "1_2"], ["a b " * 30, "c"]]
 )

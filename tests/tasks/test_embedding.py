@@ -15,7 +15,7 @@ from bert_jax.config.settings import override
 from bert_jax.config.validation import validate_finetuning
 from bert_jax.errors import UserError
 from bert_jax.tasks.base import Example
-from bert_jax.tasks.datasets import read_examples
+from bert_jax.tasks.datasets import load_datasets, read_examples
 from bert_jax.tasks.embedding import Embedding, EmbeddingTaskConfig
 
 COLUMNS = DataFiles(text="query,passage")
@@ -239,6 +239,20 @@ def test_labels_of_pairs_that_are_apart(tmp_path, label):
     data = DataFiles(text="query,passage", label="label")
     with refused("a.csv:3 has a label of 0 or less"):
         read_examples(task(), str(path), data, labelled=True)
+
+
+def test_a_ranking_loss_trains_on_no_pair_that_is_apart(tmp_path):
+    """Where similarity is evaluated, pairs that are apart may be held out, not trained on."""
+    path = tmp_path / "a.csv"
+    path.write_text("query,passage,label\na,b,1\nc,d,0\ne,f,1\n")
+    data = DataFiles(text="query,passage", label="label", eval=str(path))
+    embedding = EmbeddingConfig(loss="ranking", evaluation="similarity")
+    config = FinetuneConfig(data=data, task=EmbeddingTaskConfig("embedding", embedding=embedding))
+    rows = [{"query": a, "passage": a, "label": label} for a, label in (("a", 1), ("b", 0))]
+    _, datasets = load_datasets(config, train=rows[:1])
+    assert [example.label for example in datasets.evals["eval"]] == [1, 0, 1]
+    with refused("train[1] has a label of 0 or less, of texts that do not belong together"):
+        load_datasets(config, train=rows)
 
 
 def test_texts_that_do_not_belong_together_are_no_pairs(tmp_path):

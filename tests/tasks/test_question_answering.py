@@ -13,6 +13,7 @@ from helpers import model_config, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import bert_jax
 from bert_jax.batches.buckets import NO_LABEL
 from bert_jax.config import DataFiles, FinetuneConfig, TokenizerConfig
 from bert_jax.errors import UserError
@@ -441,9 +442,30 @@ def test_answers_that_are_all_elsewhere_are_refused(tokenizer):
     examples = [example([("fox", 5)]), example([("fox", 4)])]
     config = FinetuneConfig(data=DataFiles(max_length=32), model=MODEL)
     reader = task()
-    assert len(tokenize(config, reader, tokenizer, examples).features.skipped) == 1
+    tokenized = functools.partial(tokenize, config, reader, tokenizer)
+    assert len(tokenized(examples, is_training=True).features.skipped) == 1
     with refused("none of 1 example has a label that can be used; the first: dev.json: q: the ans"):
-        tokenize(config, reader, tokenizer, examples[:1])
+        tokenized(examples[:1], is_training=True)
+
+
+def test_held_out_answers_need_not_be_where_their_files_say(shallow_bert, tmp_path):
+    """They are scored as texts, in which case does not count."""
+    rows = [
+        {
+            "question": "Who reads?",
+            "context": "The model reads.",
+            "answers": {"text": [text], "answer_start": [4]},
+        }
+        for text in ("model", "Model")
+    ]
+    data = DataFiles(max_length=32, batch_size=1)
+    config = FinetuneConfig(epochs=2.0, data=data, task=task().config)
+    train, held_out = rows[:1], rows[1:]
+    result = bert_jax.finetune(
+        config, shallow_bert, tmp_path / "run", train=train, eval=held_out, quiet=True
+    )
+    assert {"exact_match", "f1"} <= {*result.scores["eval"]}
+    assert "loss" not in result.scores["eval"]
 
 
 @pytest.mark.parametrize(("given", "name"), [(1.0, "1"), ("q1", "q1"), (7, "7"), (None, None)])

@@ -45,7 +45,7 @@ PARAGRAPH = '{"data": [{"paragraphs": [%s]}]}'
     ("name", "content", "key_words"),
     [
         ("a.conll", "a O\n\nb X O\n", ":3: 3 columns where the first word has 2"),
-        ("a.conll", "a O\nb\n", ":2: 1 columns where the first word has 2"),
+        ("a.conll", "a O\nb\n", ":2: 1 column where the first word has 2"),
         ("a.conll", "a\tO\n\tO\n", ":2: an empty column"),
         ("a.conll", "a\tO\nb\t\n", ":2: an empty column"),
         ("a.json", "{", "is not JSON"),
