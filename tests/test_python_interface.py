@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -297,10 +298,23 @@ def test_lines_are_printed_to_an_output_that_only_writes(monkeypatch):
     assert "".join(written) == "a line\n"
 
 
-def test_a_host_program_may_forbid_rank_promotion(tiny_bert, tiny_classifier):
-    with jax.numpy_rank_promotion("raise"):
-        assert dataclasses.replace(tiny_bert).encode(["A bank."]).shape == (1, 16)
-        assert len(dataclasses.replace(tiny_classifier).predict(["A bank."])) == 1
+@pytest.mark.parametrize(
+    "setting",
+    [
+        partial(jax.numpy_rank_promotion, "raise"),
+        partial(jax.disable_jit, True),
+        partial(jax.transfer_guard, "disallow"),
+    ],
+)
+def test_settings_of_a_host_program_change_nothing(
+    tiny_run, tiny_finetuning_config, tmp_path, setting
+):
+    with setting():
+        bert = bert_jax.load(tiny_run.checkpoint)
+        assert bert.encode(["A bank."]).shape == (1, 16)
+        assert len(bert.fill_mask("A [MASK].")) == 5
+        found = bert_jax.finetune(tiny_finetuning_config, bert, tmp_path / "run", quiet=True)
+        assert len(found.bert.predict(["A bank."])) == 1
 
 
 def test_a_model_without_parameters_is_refused(tiny_bert):

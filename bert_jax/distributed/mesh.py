@@ -35,11 +35,18 @@ _COMPILER_OPTIONS = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
 
 
 @contextlib.contextmanager
-def _own_settings() -> Iterator[None]:
-    """Trace and call a program with settings of JAX that the host program does not choose."""
-    # With another value of the first, a seed has other random numbers; of the second, the models'
-    # broadcasting is refused.
-    with jax.threefry_partitionable(True), jax.numpy_rank_promotion("allow"):
+def own_settings() -> Iterator[None]:
+    """Trace and call programs with settings of JAX that the host program does not choose.
+
+    With another value of the first, a seed has other random numbers. The others would refuse the
+    models' broadcasting, a step that is compiled before it is called, and arrays from the host.
+    """
+    with (
+        jax.threefry_partitionable(True),
+        jax.numpy_rank_promotion("allow"),
+        jax.disable_jit(False),
+        jax.transfer_guard("allow"),
+    ):
         yield
 
 
@@ -180,7 +187,7 @@ def init_sharded(new_state: Callable[[jax.Array], Any], shardings: Any, key: jax
     # took a minute for BERT-large, more than its train step.
     jax.config.update("jax_threefry_gpu_kernel_lowering", True)
     try:
-        with _own_settings():
+        with own_settings():
             return jax.jit(lambda k: nn.unbox(new_state(k)), out_shardings=shardings)(key)
     finally:
         jax.config.update("jax_threefry_gpu_kernel_lowering", before)
@@ -206,7 +213,7 @@ def compile_step(
     put: Callable[[Mapping[str, np.ndarray]], Any] = dict if is_pmap else partial(shard_batch, mesh)
     programs, most = {}, 0
 
-    @_own_settings()
+    @own_settings()
     def run(state: Any, batch: Mapping[str, np.ndarray]) -> Any:
         nonlocal most
         shapes, placed = tuple(x.shape for x in batch.values()), put(batch)

@@ -14,6 +14,7 @@ from bert_jax.config.fields import Dtype
 from bert_jax.config.validation import validate_model
 from bert_jax.convert import google, hub, huggingface, names, sentence_transformers
 from bert_jax.distributed.devices import resolve_dtype
+from bert_jax.distributed.mesh import own_settings
 from bert_jax.errors import UserError
 from bert_jax.inference.runner import Runner
 from bert_jax.objectives import pretraining_model
@@ -57,6 +58,7 @@ class LoadedModel:
         return Runner(self.params)
 
 
+@own_settings()
 def load_model(path: str | AnyPath, dtype: Dtype | None = None) -> LoadedModel:
     """Return the content of a checkpoint; `bert_jax.load` says of which, and what a dtype is."""
     if paths.is_on_hub(path):

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from scipy.special import softmax
 
 from bert_jax.errors import UserError, check_count
 from bert_jax.inference.loading import LoadedModel
@@ -105,4 +106,4 @@ def guesses_by_layer(
 
 def _probabilities(model: LoadedModel, logits: np.ndarray) -> np.ndarray:
     # Embeddings beyond the vocabulary are padding.
-    return np.asarray(jax.nn.softmax(logits[..., : model.tokenizer.vocab_size]))
+    return softmax(logits[..., : model.tokenizer.vocab_size], axis=-1)

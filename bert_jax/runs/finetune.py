@@ -100,6 +100,7 @@ def finetune(
         return train_run(start(config, init, workdir, train=train, held_out=eval))
 
 
+@meshes.own_settings()
 def start(
     config: FinetuneConfig,
     init: str | Path | Bert,
@@ -233,6 +234,7 @@ def _read_examples(
     )
 
 
+@meshes.own_settings()
 def train_run(run: Run, stop: Callable[[], str] = lambda: "") -> FinetuningResult:
     """Train with each seed, predict everything with the best, and write the results."""
     with (

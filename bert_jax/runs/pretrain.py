@@ -102,6 +102,7 @@ def pretrain(
         return train_run(start(config, paths.as_path(workdir), init, fork=fork, texts=texts))
 
 
+@meshes.own_settings()
 def start(
     config: TrainConfig,
     workdir: AnyPath,
@@ -196,6 +197,7 @@ def _read_text(config: TrainConfig, tokenizer: Tokenizer | None, workdir: Path) 
     return hosts.run_on_all_hosts(lambda: prepared or mixture.open_prepared(source, folder))
 
 
+@meshes.own_settings()
 def train_run(run: Run, stop: Callable[[], str] = lambda: "") -> PretrainingResult:
     """Train, from the latest checkpoint on, and evaluate."""
     refusing = devices.out_of_memory_refused(run.schedule.largest, jax.devices()[0])
