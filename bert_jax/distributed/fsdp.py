@@ -202,7 +202,7 @@ def _map_over_tensor(
 
 
 def _map_over_heads(kernel: Kernel) -> Kernel:
-    """Return a kernel that each device runs for its own heads: XLA cannot partition one."""
+    """Return a kernel that each device runs for its own heads, since XLA cannot split one."""
     axes = jax.sharding.get_abstract_mesh().auto_axes
     if not axes:
         return kernel

@@ -305,14 +305,14 @@ def strides(bounds: tuple[int, ...]) -> list[int]:
     found = []
     for axis, most in enumerate(bounds):
         stride = math.prod(bounds[axis + 1 :])
-        if most * stride > 1 << 32:  # which would wrap, to the bits of the same elements elsewhere
+        if most * stride > 1 << 32:  # it would wrap, and distant elements would share their bits
             stride = _ODD ** (axis + 1) % (1 << 32)
         found.append(stride)
     return found
 
 
 def mix_bits(position: Array, first: Array, second: Array) -> Array:
-    """Return 32 random bits for positions in a sequence."""
+    """Return 32 random bits for each position; `first` and `second` are of `random_words`."""
     return _mix(_mix(position + first) ^ second)
 
 

@@ -19,8 +19,9 @@ class Target:
 
     Attributes:
       platform: "cpu", "gpu" or "tpu".
-      map_over_heads: from a kernel of queries, keys and values [B, L, D], heads side by side, and
-        of an array that all heads need, the kernel that each device runs for its own heads.
+      map_over_heads: from a kernel, the one that each device runs for its own heads. Arrays of
+        three axes, such as queries [B, L, D], have heads side by side in the last one; those of two
+        axes are for all heads.
       splits_outputs: whether devices share the outputs of a dense layer, by tensor parallelism.
       read_parameter: what every parameter is passed through that a module reads, by which FSDP
         all-gathers it.

@@ -193,6 +193,33 @@ def test_the_kernel_with_dropout_lowers_for_a_gpu(length, monkeypatch):
     assert f"{length}x{length}" not in text
 
 
+@pytest.mark.parametrize(("length", "packed"), [(20, False), (200, True)])
+def test_the_kernel_is_compared_with_its_interpreter_also_in_a_trace(length, packed, monkeypatch):
+    """Both are interpreted here, the one that is to be compiled with an error or without."""
+    forms = []
+
+    def call(kernel, *, interpret, **options):
+        run = pallas_call(kernel, interpret=True, **options)
+        forms.append(interpret)
+        return lambda *x: [each * (1 if interpret else 1 + wrong) for each in run(*x)]
+
+    pallas_call = dropout_attention.pl.pallas_call
+    monkeypatch.setattr(dropout_attention.pl, "pallas_call", call)
+    for wrong in (0, 0.25):
+        dropout_attention._largest_error.cache_clear()
+        errors = []
+
+        @jax.jit
+        def traced(x, errors=errors):
+            errors.append(dropout_attention.largest_error(length, 16, packed=packed))
+            return x
+
+        traced(jnp.ones(2))
+        assert errors[0] >= wrong
+        assert (errors[0] == 0) == (wrong == 0)
+    assert forms.count(True) == forms.count(False) == 2 * 2 * 2
+
+
 def test_a_kernel_that_is_wrong_here_is_not_taken(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(dropout_attention, "largest_error", lambda *_, **__: 0.25)

@@ -45,7 +45,7 @@ def test_swag(tmp_path):
 
 def test_a_model_from_elsewhere_reads_the_columns_of_swag(tmp_path):
     path = tmp_path / "dev.csv"
-    path.write_text(f"{HEADER}\n{LINE}2\n")
+    path.write_text(f"{HEADER}\n{LINE}1\n")
     (example,) = read_examples(task(), str(path), UnknownColumns(), labelled=True)
     assert example.texts == TEXTS
     other = UnknownColumns(text="sent1,sent2,ending0,ending1")
