@@ -15,6 +15,7 @@ Eight groups of parts, in this order, each part a process of its own:
 - use: an encoder of MiniLM's size is fine-tuned, is trained on pairs at a batch of 8,192, and
   encodes 100,000 texts beside sentence-transformers.
 
+Steps are compiled eight at a time, on a machine with CPUs enough, and timed one after the other.
 What a part found is in the output when it ends. Of one that fails, the first line of the cause is
 reported, and the next one starts. The same command again continues: first with the parts that had
 no turn, then with those that failed. README.md of the output has the tables, and the defaults that
@@ -34,9 +35,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -49,6 +52,7 @@ from device_report import Found, speed, write_report
 from bert_jax.commands import process
 from bert_jax.errors import UserError
 from bert_jax.models.attention import unsupported
+from bert_jax.storage.machine import num_cores
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARES = {
@@ -76,9 +80,14 @@ SETTINGS = {
 # with fewer: the memory of plain attention grows with the square of the length.
 FIRST, LARGEST = 1 << 15, 1 << 17
 LEAST, MOST, ENDING = 90.0, 300.0, 5.0  # seconds of a part, and to end one whose time is over
+POLL = 0.5  # seconds after which a process is told that this program is to end
 GROUP = (
     100.0  # seconds of a group at least: the check took 85, the tests 49 to 83, a step 60 to 110
 )
+# Steps that are compiled at the same time: eight on 16 CPUs took no longer than one. None of them
+# takes the memory of the GPU beforehand.
+AT_ONCE = max(1, min(8, num_cores() // 2))
+TURNS = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 PROBE = """
 import json, jax
 one = jax.devices()[0]
@@ -93,13 +102,15 @@ class Part:
     """A process with its name and its group.
 
     `command` returns its command for some seconds, or raises a LookupError that says why there is
-    nothing to run. `env` is added to its environment.
+    nothing to run. `env` is added to its environment. `takes_turns` is whether it may run beside
+    others that do: it is a step, which `device_cell` compiles beside others and times alone.
     """
 
     name: str
     group: str
     command: Callable[[float], list[str]]
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    takes_turns: bool = False
 
 
 class Commands:
@@ -117,7 +128,9 @@ class Commands:
         platforms = {"JAX_PLATFORMS": self._found.device.get("platforms", "")}
         parts = [Part("check", "check", self._check)]
         parts.append(Part("tests", "tests", self._tests, platforms))
-        parts += [Part(cell.name, "speed", partial(self._speed, cell)) for cell in self.cells]
+        for cell in self.cells:
+            command = partial(self._speed, cell)
+            parts.append(Part(cell.name, "speed", command, takes_turns=True))
         for recipe, length in self._pairs[:1] if self._tiny else PEERS:
             name = f"peers-{recipe}-{length}"
             parts.append(Part(name, "peers", partial(self._peers, name, recipe, length)))
@@ -125,7 +138,8 @@ class Commands:
         parts.append(Part("profile", "profile", partial(self._again, "profile", trace)))
         for setting, env in SETTINGS.items():
             name = f"settings-{setting}"
-            parts.append(Part(name, "settings", partial(self._again, name, ""), env))
+            command = partial(self._again, name, "")
+            parts.append(Part(name, "settings", command, env, takes_turns=True))
         parts.append(Part("default", "default", self._default))
         parts.append(Part("use", "use", self._use))
         return [*parts, Part("encode", "use", self._encode)]
@@ -172,11 +186,9 @@ class Commands:
         words += [f"--junitxml={self._found.figures('tests')}", *map(str, sorted(files))]
         return [sys.executable, "-m", "pytest", *words]
 
-    def _measure(
-        self, name: str, cell: Cell, first: int, most: int, seconds: float, trace: str = ""
-    ) -> list[str]:
+    def _measure(self, name: str, cell: Cell, first: int, most: int, trace: str = "") -> list[str]:
         figures = str(self._found.figures(name))
-        values = [dataclasses.asdict(cell), first, most, figures, seconds, trace]
+        values = [dataclasses.asdict(cell), first, most, figures, trace]
         return [sys.executable, str(ROOT / "benchmarks/device_cell.py"), json.dumps(values)]
 
     def _speed(self, cell: Cell, seconds: float) -> list[str]:
@@ -189,7 +201,7 @@ class Commands:
         if cell != plain and (best := self._found.best(plain)):
             first = best["batch_size"]
         most = first if cell.dtype == "float32" else most
-        return self._measure(cell.name, cell, first, most, seconds)
+        return self._measure(cell.name, cell, first, most)
 
     def _peers(self, name: str, recipe: str, length: int, seconds: float) -> list[str]:
         plain = Cell(recipe, length, tiny=self._tiny)
@@ -234,7 +246,7 @@ class Commands:
             raise LookupError("no step was measured")
         row, cell = max(found, key=lambda pair: pair[0]["random"]["model_flops_per_second"])
         sizes = row["batch_size"], row["batch_size"]
-        return self._measure(name, cell, *sizes, seconds, trace)
+        return self._measure(name, cell, *sizes, trace)
 
     def _default(self, seconds: float) -> list[str]:
         workdir = self._found.output / "workdir"
@@ -274,17 +286,28 @@ def cause(log: str, code: int) -> str:
     return (ended + found)[:300]
 
 
-def run(command: Sequence[str], log: Path, seconds: float, env: Mapping[str, str]) -> int | None:
-    """Run a process with all that it starts; return its exit code, None if its time was over."""
-    with log.open("wb") as file:
+def run(
+    command: Sequence[str],
+    log: Path,
+    seconds: float,
+    env: Mapping[str, str],
+    stop: threading.Event | None = None,
+) -> int | None:
+    """Run a process with all that it starts; return its exit code.
+
+    It is None if its time was over, or if `stop` was set. The log is continued.
+    """
+    end = time.monotonic() + seconds
+    with log.open("ab") as file:
         # A log is whole when its process ends. Of several GPUs the first, as PyTorch takes one.
         gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
         env = {**os.environ, "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": gpu, **env}
         options: Any = {"stdout": file, "stderr": file, "cwd": ROOT, "env": env}
         child = subprocess.Popen(command, start_new_session=True, **options)
     try:
-        return child.wait(seconds)
-    except subprocess.TimeoutExpired:
+        while (left := end - time.monotonic()) > 0 and not (stop and stop.is_set()):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return child.wait(min(left, POLL))
         return None
     finally:  # also where this program is to end
         for number, wait in ((signal.SIGTERM, ENDING), (signal.SIGKILL, ENDING)):
@@ -293,8 +316,8 @@ def run(command: Sequence[str], log: Path, seconds: float, env: Mapping[str, str
                 child.wait(wait)
 
 
-def run_part(part: Part, found: Found, seconds: float) -> None:
-    """Run a part, and write how it ended."""
+def run_part(part: Part, found: Found, seconds: float, stop: threading.Event | None = None) -> None:
+    """Run a part, and write how it ended, unless `stop` was set."""
     started = time.monotonic()
     entry: dict[str, Any] = {"status": "skipped"}
     try:
@@ -305,8 +328,17 @@ def run_part(part: Part, found: Found, seconds: float) -> None:
         entry = {"status": "failed", "cause": repr(error)}
     else:
         log = found.output / f"{part.name}.log"
-        code = run(command, log, seconds, part.env)
-        stopped = {None: f"its {seconds:.0f} s were over", device_cell.NO_TIME: "no time for more"}
+        log.unlink(missing_ok=True)
+        env = dict(part.env)
+        if part.takes_turns:
+            env |= TURNS | {device_cell.TURNS: str(found.output / "turns")}
+        code, began, last = device_cell.MORE, started, 0.0
+        while code == device_cell.MORE and began - started + 1.2 * last < seconds:
+            code = run(command, log, started + seconds - began, env, stop)
+            began, last = time.monotonic(), time.monotonic() - began
+        if stop and stop.is_set():
+            return
+        stopped = {None: f"its {seconds:.0f} s were over", device_cell.MORE: "no time for more"}
         entry = {"status": "complete" if code == 0 else "failed", "command": command}
         if code in stopped:
             entry |= {"status": "out of time", "cause": stopped[code]}
@@ -319,9 +351,23 @@ def run_part(part: Part, found: Found, seconds: float) -> None:
     found.write(part.name, {**entry, "seconds": time.monotonic() - started})
 
 
+def run_parts(parts: Sequence[Part], found: Found, seconds: float) -> Generator[Part, None, None]:
+    """Run parts at the same time, and yield each when it has ended; closed, it ends the others."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(len(parts)) as pool:
+        running = {pool.submit(run_part, part, found, seconds, stop): part for part in parts}
+        try:
+            for ended in as_completed(running):
+                ended.result()
+                yield running[ended]
+        finally:
+            stop.set()
+
+
 def probe(output: Path, *, tiny: bool) -> dict[str, Any]:
     """Return the device of JAX, which has to be that of the output."""
     log = output / "device.log"
+    log.unlink(missing_ok=True)
     code = run([sys.executable, "-c", PROBE], log, 180, {})
     text = log.read_text(errors="replace")
     if code != 0:
@@ -356,16 +402,24 @@ def missing_packages() -> list[str]:
 
 def schedule(
     parts: Sequence[Part], found: Found, end: float, least: float
-) -> Iterator[tuple[Part, float]]:
-    """Yield the parts that are to run, each with the seconds that it may take.
+) -> Iterator[tuple[list[Part], float]]:
+    """Yield the parts that are to run, with the seconds that each may take.
 
-    A group has its share of the time that is left when it begins, or `GROUP`. Parts that had a turn
-    before are a group of their own, the last one.
+    Parts that take turns come together, at most `AT_ONCE`; the others one by one. A group has its
+    share of the time that is left when it begins, or `GROUP`. Parts that had a turn before are a
+    group of their own, the last one.
     """
     todo = [part for part in parts if found.read(part.name).get("status") != "complete"]
     groups = [AGAIN if found.read(part.name) else part.group for part in todo]
     ends: dict[str, float] = {}
-    for group, part in sorted(zip(groups, todo, strict=True), key=lambda pair: pair[0] == AGAIN):
+    pairs = sorted(zip(groups, todo, strict=True), key=lambda pair: pair[0] == AGAIN)
+    while pairs:
+        group, part = pairs[0]
+        together = [
+            other for its_group, other in pairs if (its_group, other.takes_turns) == (group, True)
+        ]
+        parts = together[:AT_ONCE] if part.takes_turns else [part]
+        pairs = [pair for pair in pairs if pair[1] not in parts]
         now = time.monotonic()
         if group not in ends:
             later = {each: SHARES.get(each, SHARE_AGAIN) for each in {*groups} - ends.keys()}
@@ -373,7 +427,8 @@ def schedule(
             ends[group] = min(end, now + max(share, GROUP))
         seconds = ends[group] - now - 2 * ENDING
         if seconds >= least:
-            yield part, min(seconds, MOST) if part.group in ("speed", "peers") else seconds
+            alone = part.group in ("speed", "peers") and len(parts) == 1
+            yield parts, min(seconds, MOST) if alone else seconds
 
 
 def parse() -> argparse.Namespace:
@@ -414,11 +469,13 @@ def main() -> None:
     report = partial(write_report, found, [p.name for p in parts], commands.cells, missing)
     chosen = [part for part in parts if part.group in args.parts]
     report()
-    for part, seconds in schedule(chosen, found, end, 5.0 if args.tiny else LEAST):
-        print(f"{part.name}: at most {seconds:.0f} s", flush=True)
-        run_part(part, found, seconds)
-        print(f"{part.name}: {found.summary(part.name)}", flush=True)
-        report()
+    for parts, seconds in schedule(chosen, found, end, 5.0 if args.tiny else LEAST):
+        for part in parts:
+            print(f"{part.name}: at most {seconds:.0f} s", flush=True)
+        with contextlib.closing(run_parts(parts, found, seconds)) as ended:
+            for part in ended:
+                print(f"{part.name}: {found.summary(part.name)}", flush=True)
+                report()
     print(f"{args.output / 'README.md'} has the results")
 
 

@@ -1,18 +1,21 @@
-"""Time a train step over batch sizes, for device.py, which starts this program.
+"""Time a train step at the next batch size, for device.py, which starts this program.
 
 Each batch is a line of JSON in a file, written when it was measured; the last line says why there
-are no more. Started again, the program continues after the batches that are there. A trace has one
-batch, and the time of each kind of kernel.
+are no more. Until then the exit code is `MORE`, and the program is to be started again. Several
+such programs compile at the same time: with `TURNS`, a file that they lock, each waits until no
+other compiles or measures before it measures. A trace has one batch, and the time of each kind of
+kernel.
 """
 
 import collections
+import contextlib
 import dataclasses
-import gc
+import fcntl
 import json
+import os
 import re
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,8 @@ from bert_jax.config.schedule import Stage, make_schedule
 from bert_jax.config.validation import validate
 from bert_jax.errors import UserError
 
-NO_TIME = 75  # exit code: there are more batches to try
+MORE = 75  # exit code: there are more batches to try
+TURNS = "DEVICE_TURNS"  # environment variable: the file to lock
 GAIN = 1.02  # of the speed, by twice the batch, for which twice that is tried
 KERNELS = 15  # that are shown
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 128}
@@ -139,9 +143,9 @@ def _check_estimate(config: TrainConfig, stage: Stage) -> None:
 
 
 def main() -> None:
-    """Measure a cell for some seconds; the arguments are those that device.py gives."""
-    values, first, most, output, seconds, trace = json.loads(sys.argv[1])
-    cell, output, last = Cell(**values), Path(output), 0.0
+    """Measure the next batch of a cell; the arguments are those that device.py gives."""
+    values, first, most, output, trace = json.loads(sys.argv[1])
+    cell, output = Cell(**values), Path(output)
     if output.exists():  # without the half of a line that a killed process has left
         output.write_text("".join(output.read_text().rpartition("\n")[:2]))
     import jax
@@ -151,27 +155,41 @@ def main() -> None:
 
     process.cache_compiled_programs()  # but the step, whose compilation is timed
     limits: Any = {"steps": 3 if cell.tiny else 30, "seconds": 6.0, "trace_folder": trace or None}
-    started, devices = time.monotonic(), jax.device_count()
-    while not isinstance(batch := next_batch(read(output), first, most, devices), str):
-        began = time.monotonic()
-        if last and began - started + 1.2 * last > seconds:
-            sys.exit(NO_TIME)
+    devices = jax.device_count()
+    if not isinstance(batch := next_batch(read(output), first, most, devices), str):
         config = synthetic.resolve(cell.config(batch), jax.devices()[0])
         stage = make_schedule(config).stages[0]
         try:
-            with device_lib.out_of_memory_refused(stage, jax.devices()[0]):
+            with device_lib.out_of_memory_refused(stage, jax.devices()[0]), _turns() as wait:
                 _check_estimate(config, stage)
-            row = benchmark.measure(config, stage, **limits)
+                row = benchmark.measure(config, stage, **limits, before_timing=wait)
         except UserError as error:
             if "does not fit in the memory" not in str(error):
                 raise
             row = {"batch_size": batch, "does_not_fit": str(error)}
         if trace and "random" in row:
             row["kernels"] = kernels(Path(trace))
-        gc.collect()
         _append(output, row)
-        last = time.monotonic() - began
+        batch = next_batch(read(output), first, most, devices)
+    if not isinstance(batch, str):
+        sys.exit(MORE)
     _append(output, {"end": batch})
+
+
+@contextlib.contextmanager
+def _turns() -> Iterator[Callable[[], None]]:
+    """Yield what waits until this process is alone; before, it compiles beside others."""
+    if TURNS not in os.environ:
+        yield lambda: None
+        return
+    with open(os.environ[TURNS], "a") as file:  # closed, it is no longer locked
+        fcntl.flock(file, fcntl.LOCK_SH)
+
+        def wait() -> None:
+            fcntl.flock(file, fcntl.LOCK_UN)  # else two that wait would wait for each other
+            fcntl.flock(file, fcntl.LOCK_EX)
+
+        yield wait
 
 
 def _append(path: Path, row: Mapping[str, Any]) -> None:

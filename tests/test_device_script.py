@@ -7,15 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import device
+import device_cell
 import device_check
 import jax
 import jax.numpy as jnp
 import pytest
-from device import Commands, Part, cause, run, run_part, schedule
+from device import Commands, Part, cause, run, run_part, run_parts, schedule
 from device_cell import TINY, Cell, next_batch
 from device_report import Found, Measured, decide, write_report
 from helpers import refused
@@ -103,10 +106,10 @@ def test_how_a_part_ends_is_kept(found):
         raise ValueError("half a line")
 
     words = {"good": "print()", "bad": "1 / 0", "slow": "import time; time.sleep(9)"}
-    words["partial"] = "raise SystemExit(75)"
+    words["partial"] = "import time; time.sleep(0.3); raise SystemExit(75)"
     commands = {k: lambda _, v=v: [sys.executable, "-S", "-c", v] for k, v in words.items()}
     for name, command in {**commands, "none": nothing, "broken": broken}.items():
-        run_part(Part(name, "speed", command), found, 0.5 if name == "slow" else 20)
+        run_part(Part(name, "speed", command), found, 0.5 if name in ("slow", "partial") else 20)
     assert found.summary("good").startswith("complete, 0 s")
     assert found.read("bad")["cause"] == "ZeroDivisionError: division by zero"
     assert found.summary("slow").endswith("(its 0 s were over)")
@@ -125,7 +128,7 @@ def test_a_group_has_its_share_and_what_failed_comes_last(found, monkeypatch):
     found.write("tests", {"status": "failed"})
     found.write("profile", {"status": "complete"})
     given = {}
-    for part, seconds in schedule(parts, found, 1810.0, 30.0):
+    for (part,), seconds in schedule(parts, found, 1810.0, 30.0):
         given[part.name] = seconds
         clock[0] += 870.0 if part.name == "a" else 100.0
     # 10 of 18 shares of speed are 1,005 s, of which a takes 870, and b what is left.
@@ -135,12 +138,58 @@ def test_a_group_has_its_share_and_what_failed_comes_last(found, monkeypatch):
     assert given["tests"] == 1810 - 1170 - 10
 
 
+def test_parts_that_take_turns_run_together_and_end_with_the_program(found, monkeypatch):
+    """Each is started again as long as it has more to do."""
+    monkeypatch.setattr(device, "AT_ONCE", 2)
+    again = "import os, sys; done = os.path.exists(sys.argv[1]); open(sys.argv[1], 'w'); "
+    words = {"a": f"{again}sys.exit(0 if done else 75)", "b": "import time; time.sleep(60)"}
+    parts = [
+        Part(name, "speed", lambda _, v=v: [sys.executable, "-c", v, str(found.output / "file")])
+        for name, v in {**words, "c": ""}.items()
+    ]
+    parts = [dataclasses.replace(part, takes_turns=True) for part in parts]
+    parts.append(Part("d", "profile", list))
+    end = time.monotonic() + 1000
+    groups = [[part.name for part in each] for each, _ in schedule(parts, found, end, 0.0)]
+    assert groups == [["a", "b"], ["c"], ["d"]]
+    started = time.monotonic()
+    with closing(run_parts(parts[:2], found, 50)) as ended:
+        assert next(ended).name == "a"
+        assert found.read("a")["status"] == "complete"
+    assert time.monotonic() - started < 30
+    assert not found.read("b")
+
+
+def test_a_step_is_timed_when_no_other_compiles_or_is_timed(tmp_path, monkeypatch):
+    monkeypatch.setenv(device_cell.TURNS, str(tmp_path / "turns"))
+    events, all_compile = [], threading.Barrier(3)
+
+    def step(number):
+        with device_cell._turns() as wait:
+            all_compile.wait(10)
+            time.sleep(0.05 * number)
+            events.append("compiled")
+            wait()
+            events.append(f"begin {number}")
+            time.sleep(0.02)
+            events.append(f"end {number}")
+
+    threads = [threading.Thread(target=step, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert events[:3] == ["compiled"] * 3
+    assert [event.partition(" ")[0] for event in events[3:]] == ["begin", "end"] * 3
+    assert events[3::2] == [event.replace("end", "begin") for event in events[4::2]]
+
+
 def test_in_nine_minutes_each_of_the_first_groups_has_a_turn(found, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     parts = [Part(name, name, list) for name in device.SHARES]
     given = {}
-    for part, seconds in schedule(parts, found, 540.0, device.LEAST):
+    for (part,), seconds in schedule(parts, found, 540.0, device.LEAST):
         given[part.name] = seconds
         clock[0] += seconds
     assert list(given)[:4] == ["check", "tests", "speed", "peers"]

@@ -49,8 +49,12 @@ def measure(
     steps: int = 50,
     seconds: float = 60.0,
     trace_folder: str | None = None,
+    before_timing: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Time steps on random sequences; return bytes, seconds and rates."""
+    """Time steps on random sequences; return bytes, seconds and rates.
+
+    `before_timing` is called once the step is compiled, such as to wait for the devices.
+    """
     load, _, _ = os.getloadavg()
     devices = jax.devices()
     config = synthetic.resolve(config, devices[0])
@@ -61,6 +65,7 @@ def measure(
         step, compile_seconds = _compile(setup, config, stage, mesh)
         needed = device_lib.total_memory(step.memory_analysis())
         device_lib.check_memory(needed, devices)
+        before_timing()
         device_lib.reset_peak_memory()
         state = setup.new_state()
         parameters = sum(x.size for x in jax.tree.leaves(state.params))
