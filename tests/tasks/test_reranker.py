@@ -411,7 +411,7 @@ def test_a_query_is_no_candidate_of_itself():
 
 def test_a_query_of_which_a_learning_rate_is_trained_is_not_scored(monkeypatch):
     """And of a task without queries, the sample is as random as its examples."""
-    monkeypatch.setattr(learning_rates, "tokenize", lambda *_: None)
+    monkeypatch.setattr(learning_rates, "tokenize", lambda *_, **__: None)
     examples = [
         Example(None, f"a:{i}", (f"query {i % 20}", f"passage {i}"), (1.0,)) for i in range(60)
     ]
