@@ -83,7 +83,7 @@ class ModelConfig:
     attention_probs_dropout_prob: float = setting(0.1, "dropout of attention weights", SHARE)
     max_position_embeddings: int = setting(512, "longest sequence, in tokens", SIZE)
     position_embedding_type: str = setting(
-        "absolute", f"positions (docs/encoders.md): {', '.join(POSITIONS)}"
+        "absolute", f"kind of positions, which docs/encoders.md compares: {', '.join(POSITIONS)}"
     )
     type_vocab_size: int = setting(2, "token types", SIZE)
     pair_separators: Literal[0, 1, 2] = setting(
