@@ -13,7 +13,12 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from bert_jax.config import ModelConfig
-from bert_jax.models.fused_attention import blocks_of, fused_attention, unsupported
+from bert_jax.models.fused_attention import (
+    blocks_of,
+    fused_attention,
+    most_positions,
+    unsupported,
+)
 from bert_jax.models.layers import (
     MASKED_SCORE,
     Dense,
@@ -216,7 +221,7 @@ def local_attention(
     """
     query, key, value = projected
     batch, length, size = query.shape
-    blocks, most = -(-length // mask.window), _most_positions(config, length)
+    blocks, most = -(-length // mask.window), most_positions(config, length)
     query = blocks_of(query, mask.window, reach=0)
     key, value = (blocks_of(x, mask.window, reach=mask.window) for x in (key, value))
     # Where the scores of each block begin among those of all queries and keys.
@@ -228,11 +233,6 @@ def local_attention(
     projected, bias = (query, key, value), mask.near_bias()
     context, _ = _attend(config, projected, bias, dropout_key, length, first=first)
     return context.reshape(batch, -1, size)[:, :length]
-
-
-def _most_positions(config: ModelConfig, length: int) -> int:
-    """Return the positions by which dropout counts: packed texts may have more than the model."""
-    return max(config.max_position_embeddings, length)
 
 
 def _attend(
@@ -261,7 +261,7 @@ def _attend(
         context = attention_context(powers.astype(value.dtype), value)
         context = (context / total).astype(value.dtype)
     else:
-        most = _most_positions(config, length)
+        most = most_positions(config, length)
         rate, bounds = config.attention_probs_dropout_prob, (heads, most, most)
         kept = apply_dropout(attention, dropout_key, rate, bounds, first)
         context = attention_context(kept.astype(value.dtype), value)

@@ -126,8 +126,15 @@ def _kernel_attention(
     return _forward(settings, query, key, value, segment_ids, words)[0]
 
 
-def _forward(settings: _Settings, *operands: Any) -> tuple[Array, Any]:
-    query, words = operands[0], operands[-1]
+def _forward(
+    settings: _Settings,
+    query: Array,
+    key: Array,
+    value: Array,
+    segment_ids: Array | None,
+    words: Array,
+) -> tuple[Array, Any]:
+    operands = query, key, value, segment_ids, words
     batch, length, _ = query.shape
     log_sums = jax.ShapeDtypeStruct((batch, words.shape[2], length), jnp.float32)
     context, log_sums = _call(_attention_forward, _FORWARD, settings, operands, [query, log_sums])

@@ -57,7 +57,7 @@ def fused_attention(
             dropout_key,
             heads=config.num_attention_heads,
             rate=config.attention_probs_dropout_prob,
-            positions=max(config.max_position_embeddings, query.shape[1]),
+            positions=most_positions(config, query.shape[1]),
             packed=packed,
         )
     if target().platform == "gpu" and 0 < window < query.shape[1] - 1:
@@ -67,6 +67,11 @@ def fused_attention(
     else:
         kernel = partial(splash_attention, head_size=head_size, window=window)
     return target().map_over_heads(kernel)(query, key, value, segment_ids)
+
+
+def most_positions(config: ModelConfig, length: int) -> int:
+    """Return the positions by which dropout counts: packed texts may have more than the model."""
+    return max(config.max_position_embeddings, length)
 
 
 def splash_attention(
