@@ -50,6 +50,11 @@ def conll(source: str) -> Iterator[Record]:
     """Yield the sentences of a CoNLL file: {"tokens": [...], "tags": [...] or None}."""
     # The first column is a word, the last of several its tag; no sign starts a comment.
     path, width = existing(source, REMEDY), 0
+    if file_type(path) == ".csv":
+        raise UserError(
+            f"{source} is a table with commas; give a word and its tag a line, with a tab or a "
+            "space between, or a .jsonl with lists of them"
+        )
     # Not held by a name, so that the file is closed as soon as an error is raised.
     for is_sentence, lines in itertools.groupby(
         ((n, _columns(line)) for n, (line, _) in enumerate(read_lines(path, strip=False), start=1)),

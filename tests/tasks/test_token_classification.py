@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
-from helpers import model_config, refused
+from helpers import model_config, refused, write_file
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -259,6 +259,15 @@ def test_files_of_columns(tmp_path):
     ]
     path.write_text("The\nfox\n")
     assert read(path) == [Example(None, f"{path}:1", ("The", "fox"), None)]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.CSV.gz", "a.csv.xz"])
+def test_a_table_with_commas_is_refused(tmp_path, name):
+    path = write_file(tmp_path / name, "word,tag\nfox,O\n")
+    with refused(f"{path} is a table with commas", "a tab or a space between", ".jsonl"):
+        read(path)
+    with refused("no.csv does not exist"):
+        read(tmp_path / "no.csv")
 
 
 def test_round_trip_of_predictions(tmp_path):
