@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ class TokenClassification(Task):
     default_metrics, known_metrics = ("f1",), ("accuracy", "precision", "recall", "f1")
 
     def __init__(self, config: TaskConfig, labels: Sequence[str] = ()):
-        if not all(tag == _OUTSIDE or tag.startswith(_PREFIXES) for tag in labels or config.labels):
+        if not all(map(_is_of_entities, labels or config.labels)):
             self.default_metrics = self.known_metrics = ("accuracy",)
         super().__init__(config, labels)
 
@@ -85,7 +86,21 @@ class TokenClassification(Task):
         return f"{example.where}, word {index + 1} of the sentence ({example.texts[index]!r})"
 
     def label_names(self, examples: Iterable[Example]) -> tuple[str, ...]:
+        examples = list(examples)
+        self._refuse_column_names(examples)
         return tuple(sorted(super().label_names(examples), key=lambda tag: (tag != _OUTSIDE, tag)))
+
+    def _refuse_column_names(self, examples: Sequence[Example]) -> None:
+        """Refuse a first line whose tag alone is none of entities: F1 would not be scored."""
+        counts = Counter(tag for example in examples for tag in self.example_labels(example))
+        others = [tag for tag in counts if not _is_of_entities(tag)]
+        is_first_alone = others == [*counts][:1] and [counts[tag] for tag in others] == [1]
+        if is_first_alone and any(tag.startswith(_PREFIXES) for tag in counts):
+            raise UserError(
+                f"{self.label_place(examples[0], 0)}: its tag {others[0]!r} is the only one that "
+                f"is neither {_OUTSIDE!r} nor begins with {' or '.join(_PREFIXES)}; remove the "
+                "line if it names the columns, or correct the tag"
+            )
 
     def features(
         self, examples: Sequence[Example], tokenizer: Tokenizer, model: ModelConfig, max_length: int
@@ -213,6 +228,10 @@ def _windows(sizes: Sequence[int], room: int, stride: int) -> list[tuple[int, in
             return windows
         following = int(np.searchsorted(ends, ends[first] + stride))
         first = min(max(following, first + 1), end)
+
+
+def _is_of_entities(tag: str) -> bool:
+    return tag == _OUTSIDE or tag.startswith(_PREFIXES)
 
 
 def _is_text(value: Any) -> bool:

@@ -250,6 +250,15 @@ def test_tags_that_are_no_entities_have_an_accuracy():
     assert task().label_names(sentences) == ("O", "B-LOC", "B-PER")
 
 
+def test_a_line_of_column_names_is_refused(tmp_path):
+    path = write_file(tmp_path / "a.tsv", "word\ttag\nAnn\tB-PER\nis\tO\n\nfox\tO\n")
+    with refused(f"{path}:1, word 1", "'word'", "its tag 'tag' is the only one", "remove the line"):
+        task().label_names(read(path))
+    for tags in (("tag", "B-PER", "tag"), ("O", "B-PER", "tag"), ("X", "O", "O"), ("X", "Y", "O")):
+        examples = [sentence("Ann", tags[0]), sentence("is here", " ".join(tags[1:]))]
+        assert {*task().label_names(examples)} == {*tags}
+
+
 def test_files_of_columns(tmp_path):
     path = tmp_path / "a.conll"
     path.write_text("-DOCSTART- -X- O\n\nThe DT O\nfox NN B-PER\n\n# NN O\n")
