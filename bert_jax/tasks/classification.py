@@ -94,8 +94,8 @@ class TextTask(Task):
         if not 1 <= len(texts) <= 2:
             raise UserError(f"data.text names {len(texts)} columns; one text or two are classified")
         readers.check_texts(texts, where)
-        label = label.strip() if isinstance(label, str) else label
-        is_missing = label is None or (label == "" and self.empty_is_missing)
+        is_empty = isinstance(label, str) and not label.strip()
+        is_missing = label is None or (is_empty and self.empty_is_missing)
         label = None if is_missing else self.read_label(label, where)
         return Example(record.fields.get("id"), where, texts, label)
 
@@ -104,7 +104,7 @@ class TextTask(Task):
         label = readers.whole(label)
         if isinstance(label, bool) or not isinstance(label, str | int):
             raise UserError(f"{where}: the label {label!r} is no name; give a text or a number")
-        return str(label)
+        return str(label).strip()
 
     def sequence_texts(self, example: Example) -> list[tuple[str, ...]]:
         """Return the one or two texts of each sequence of an example."""

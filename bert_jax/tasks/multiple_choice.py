@@ -13,6 +13,7 @@ from bert_jax.tasks import readers
 from bert_jax.tasks.base import Example, UnknownColumns
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.readers import Record
+from bert_jax.text.classes import ClassName
 
 _COLUMNS = "sent1,sent2,ending0,ending1,ending2,ending3"  # of SWAG
 
@@ -81,6 +82,8 @@ class MultipleChoice(Classification):
             fix=f"they must be {', '.join(choices)}",
         )
         label = readers.whole(label)
+        if isinstance(label, ClassName) and label not in choices:
+            label = label.number
         # Hugging Face's test set has -1.
         known = None if label in (None, "", "-1", -1) else str(label)
         refuse(

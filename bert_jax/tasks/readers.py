@@ -10,6 +10,7 @@ from bert_jax.config import DataFiles
 from bert_jax.console import counted
 from bert_jax.errors import UserError
 from bert_jax.text import builtin
+from bert_jax.text.classes import ClassName
 from bert_jax.text.files import existing, file_type, read_lines
 from bert_jax.text.records import REMEDY, Record, is_dataset, parse_json, read_records
 
@@ -25,13 +26,13 @@ def whole(value: Any) -> Any:
 
 
 def to_number(value: Any) -> float:
-    """Return a number of a file as a float, NaN for any other value."""
+    """Return a number of a file as a float, also of a class by name; NaN for any other value."""
     try:
         # Python's own notation, 1_000, is no number of a file.
         is_none = isinstance(value, bool) or (isinstance(value, str) and "_" in value)
         return math.nan if is_none else float(value)
     except (TypeError, ValueError, OverflowError):
-        return math.nan
+        return float(value.number) if isinstance(value, ClassName) else math.nan
 
 
 def builtin_pairs(source: str) -> Iterator[Record] | None:

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 from bert_jax.errors import UserError
 from bert_jax.storage.json_files import replacement
-from bert_jax.text.records import Record, class_names, plain_value
+from bert_jax.text.classes import class_names, table_features
+from bert_jax.text.records import Record, plain_value
 
 _Text = TypeVar("_Text")
 TEXTS = "texts.jsonl"  # the file of a workdir with the texts of its run
@@ -116,7 +117,8 @@ def is_iterable(values: Any) -> bool:
 def rows(data: Any, name: str) -> Iterable[Any]:
     """Return the rows of a table or of a dictionary of columns, or the values of an iterable."""
     if hasattr(data, "to_pylist"):  # pyarrow.Table
-        return data.to_pylist()
+        features = table_features(getattr(data, "schema", None))
+        return [class_names(row, features) for row in data.to_pylist()]
     if hasattr(data, "to_dicts"):  # polars.DataFrame
         return data.to_dicts()
     if hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas.DataFrame

@@ -17,6 +17,7 @@ import numpy as np
 
 from bert_jax.console import counted, show
 from bert_jax.errors import UserError, first_line, nearest
+from bert_jax.text.classes import ClassName, class_names, table_features
 from bert_jax.text.files import STDIN, existing, file_type, line_name, open_file, read_lines, suffix
 from bert_jax.text.sentences import MAX_DOCUMENT_CHARACTERS
 
@@ -213,6 +214,8 @@ def _repeated(names: Sequence[str]) -> str | None:
 
 def plain_value(value: Any) -> Any:
     """Return a value of JSON: bytes become text, arrays and sets become lists."""
+    if isinstance(value, ClassName):
+        return value
     if isinstance(value, str):
         # JSON may escape half of a surrogate pair, which UTF-8 cannot encode, nor any tokenizer.
         return value.encode("utf-8", "replace").decode()
@@ -308,12 +311,14 @@ def parquet_rows(path: Path | str, column: str = "") -> Iterator[Record]:
             num_rows = table.metadata.num_rows
             if (repeated := _repeated(table.schema_arrow.names)) is not None:
                 raise UserError(f"{path}: two columns are named {repeated!r}; rename one of them")
+            features = table_features(table.schema_arrow)
             is_there = column in table.schema_arrow.names and "." not in column
             columns = [column] if is_there else None
             for batch in table.iter_batches(batch_size=_PARQUET_ROWS, columns=columns):
                 for row in _python_rows(batch, f"{path}:{index + 1}"):
                     index += 1
-                    yield Record(f"{path}:{index}", plain_value(row), size * index // num_rows)
+                    fields = class_names(plain_value(row), features)
+                    yield Record(f"{path}:{index}", fields, size * index // num_rows)
         except UnicodeDecodeError as error:
             raise UserError(
                 f"{path}:{index} has bytes that are not UTF-8; remove or decode their column"
@@ -380,21 +385,3 @@ def read_dataset(source: str, rows: Any) -> Iterator[Record]:
             reason = " ".join(str(error).split()) or repr(error)
             raise UserError(f"{where} cannot be read ({reason}); prepare it again") from error
         yield Record(where, fields, index + 1)
-
-
-def class_names(value: Any, feature: Any) -> Any:
-    """Return a value with the name of each class in place of its number, None for -1.
-
-    `feature` describes the value, as a feature of TFDS or of `datasets` does.
-    """
-    while hasattr(feature, "feature"):  # of a sequence
-        feature = feature.feature
-    if isinstance(value, list):
-        return [class_names(item, feature) for item in value]
-    if isinstance(value, dict) and hasattr(feature, "items"):
-        # A sequence of dicts, too, is a dict of sequences in the file of TFDS.
-        known = dict(feature.items())
-        return {name: class_names(item, known.get(name)) for name, item in value.items()}
-    if not hasattr(feature, "int2str") or not isinstance(value, int):
-        return value
-    return None if value < 0 else feature.int2str(value)

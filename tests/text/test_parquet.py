@@ -8,8 +8,9 @@ import pytest
 from helpers import refused
 
 from bert_jax.config import DataConfig, DataFiles, TaskConfig
-from bert_jax.tasks import make_task
+from bert_jax.tasks import make_task, task_class
 from bert_jax.tasks.datasets import read_examples
+from bert_jax.text import memory
 from bert_jax.text.records import read_records
 from bert_jax.text.sources import open_source
 
@@ -123,3 +124,75 @@ def test_columns_that_python_cannot_have(tmp_path):
     parquet.write_table(twice, path)
     with refused("two columns are named 'text'; rename one of them"):
         list(read_records(str(path)))
+
+
+def test_classes_have_names_as_in_memory(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    label, tag = datasets.ClassLabel(names=["bad", "good"]), datasets.ClassLabel(names=["O", "B-X"])
+    features = {
+        "text": datasets.Value("string"),
+        "label": label,
+        "tags": datasets.Sequence(tag),
+        "nested": {"tags": [[tag]]},
+    }
+    columns = {
+        "text": ["a", "b", "c"],
+        "label": [1, 0, -1],
+        "tags": [[0, 1], [], [1]],
+        "nested": [{"tags": [[1], [0]]}, {"tags": []}, {"tags": [[]]}],
+    }
+    rows = datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+    path = tmp_path / "a.parquet"
+    rows.to_parquet(path)
+    records = [record.fields for record in read_records(str(path))]
+    assert [record["label"] for record in records] == ["good", "bad", None]
+    assert [record["tags"] for record in records] == [["O", "B-X"], [], ["B-X"]]
+    assert records[0]["nested"] == {"tags": [["B-X"], ["O"]]}
+    for table in (rows, rows.with_format("arrow")[:], rows.with_format("arrow")[:].to_batches()[0]):
+        assert [record.fields for record in memory.records(table, "train")] == records
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        *(b"", b"\xff", b"[" * 100_000, b"3", b'{"info": []}', b'{"info": {"features": 3}}'),
+        b'{"info": {"features": {"label": {"_type": "ClassLabel"}}}}',
+        b'{"info": {"features": {"label": {"_type": "ClassLabel", "names": [3]}}}}',
+        b'{"info": {"features": {"label": [], "text": {"_type": "Value"}}}}',
+    ],
+)
+def test_a_damaged_description_of_classes_is_ignored(tmp_path, described):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = [{"text": "a", "label": 1}]
+    table = pyarrow.Table.from_pylist(rows).replace_schema_metadata({"huggingface": described})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    assert [record.fields for record in read_records(f"{tmp_path}/a.parquet")] == rows
+    assert [record.fields for record in memory.records(table, "train")] == rows
+
+
+def test_a_task_of_numbers_has_those_of_the_classes(tmp_path):
+    """Else a pair of which the class says that it is none would be trained as one."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    names = ["\ud800apart", "alike"]
+    described = {"info": {"features": {"label": {"_type": "ClassLabel", "names": names}}}}
+    path, metadata = str(tmp_path / "a.parquet"), {"huggingface": json.dumps(described)}
+    rows = [{**dict.fromkeys("abcd", "x"), "label": label} for label in (0, 1, 2)]
+    table = pyarrow.Table.from_pylist(rows).replace_schema_metadata(metadata)
+    parquet.write_table(table, path)
+    for kind, text, labels in (
+        ("classification", "a,b", ["?apart", "alike", "2"]),
+        ("regression", "a,b", [0.0, 1.0, 2.0]),
+        ("embedding", "a,b", [None, 1.0, 1.0]),
+        ("reranker", "a,b", [(0.0,), (1.0,), (2.0,)]),
+    ):
+        task = make_task(task_class(kind).settings(kind))
+        for source in (path, table):
+            examples = read_examples(task, source, DataFiles(text=text), labelled=False)
+            assert [example.label for example in examples] == labels
+    task = make_task(task_class("multiple_choice").settings("multiple_choice"))
+    examples = read_examples(task, table.slice(0, 2), DataFiles(text="a,b,c,d"), labelled=True)
+    assert [example.label for example in examples] == ["0", "1"]
