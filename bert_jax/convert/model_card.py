@@ -107,6 +107,7 @@ def _scores(source: Any, run: Any, results: Mapping[str, Any], dropped: Sequence
         rows = [
             (title, *(f"{scores[key]:z.4f}" if key in scores else "" for key in columns[1:]))
             for title, scores in scored.items()
+            if scores  # a test set without labels has none
         ]
     if not rows:
         return []
@@ -126,11 +127,13 @@ def _training(source: Any, run: Any, results: Any, origin: str) -> list[str]:
         start = code_span(folder.name) if origin else "random weights"
     lines = [f"Started from {start}."] if origin or "init" in results else []
     if isinstance(run, FinetuneConfig):
-        files = " and ".join(
-            code_span(_short(text)) for text in (run.data.train, run.data.eval) if text
-        )
-        files = files or "examples in memory"
-        lines.append(f"Fine-tuned for {run.task.kind} on {files}, {epochs(run.epochs)}.")
+        # Without a file, GLUE's task has data of its own.
+        name = _short(run.data.train) or run.task.glue
+        examples = code_span(name) if name else "examples in memory"
+        lines.append(f"Fine-tuned for {run.task.kind} on {examples}, {epochs(run.epochs)}.")
+        if run.data.eval:
+            held_out = code_span(_short(run.data.eval))
+            lines.append(f"Its held-out examples are those of {held_out}.")
     else:
         text, step = code_span(_short(run.data.source)), int(source.name)
         if counts := results.get("text"):

@@ -1,6 +1,7 @@
 """The card of an export is right for each kind of model, and its code runs."""
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import json
@@ -141,6 +142,30 @@ def test_a_fine_tuned_model(tiny_finetuning, tmp_path):
     assert "| best constant prediction | " in text
     assert "Fine-tuned for classification on `train.tsv`, 1 epoch." in text
     assert card(tiny_finetuning.bert, tmp_path)[1] == text
+
+
+def test_what_a_model_was_fine_tuned_on(tiny_finetuning_config):
+    for train, held_out, glue, expected in (
+        ("a/x.tsv", "b/y.tsv", "", "`x.tsv`, 1 epoch. Its held-out examples are those of `y.tsv`."),
+        ("", "b/y.tsv", "", "examples in memory, 1 epoch. Its held-out examples are those of"),
+        ("a/x.tsv", "", "", "`x.tsv`, 1 epoch."),
+        ("", "", "sst2", "`sst2`, 1 epoch."),
+    ):
+        config = copy.deepcopy(tiny_finetuning_config)
+        config.data.train, config.data.eval, config.task.glue = train, held_out, glue
+        text = " ".join(model_card._training(None, config, {}, ""))
+        assert text.startswith(f"Fine-tuned for classification on {expected}")
+
+
+def test_a_test_set_without_labels_has_no_row_of_scores(tiny_finetuning, tmp_path):
+    workdir = shutil.copytree(tiny_finetuning.checkpoint.parent, tmp_path / "run")
+    results = json.loads((workdir / "results.json").read_text())
+    results.pop("crc32c", None)
+    results["scores"]["test"] = {}
+    (workdir / "results.json").write_text(json.dumps(results))
+    _, text = card(bert_jax.load(workdir / tiny_finetuning.checkpoint.name), tmp_path)
+    assert "\n| this model, on `eval` | " in text
+    assert "`test`" not in text
 
 
 def test_a_model_without_a_run(golden, tmp_path, monkeypatch):
