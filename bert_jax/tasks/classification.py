@@ -102,7 +102,7 @@ class TextTask(Task):
     def read_label(self, label: Any, where: str) -> Any:
         """Return the label of an example from the value in its file."""
         label = readers.whole(label)
-        if isinstance(label, bool) or not isinstance(label, str | int):
+        if not isinstance(label, str | int):  # True is "True", as pandas writes it to a .csv
             raise UserError(f"{where}: the label {label!r} is no name; give a text or a number")
         return str(label).strip()
 

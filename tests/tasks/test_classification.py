@@ -252,10 +252,23 @@ def test_tables(tmp_path):
     assert [example.label for example in read(path, numbers())] == [2.0, -1.5]
 
 
+@pytest.mark.parity
+def test_true_and_false_are_the_same_classes_in_each_form(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    rows = [{"sentence": "fox", "label": True}, {"sentence": "dog", "label": False}]
+    table = pandas.DataFrame(rows)
+    table.to_csv(tmp_path / "a.csv", index=False)
+    table.to_json(tmp_path / "a.jsonl", orient="records", lines=True)
+    sources = [str(tmp_path / "a.csv"), str(tmp_path / "a.jsonl"), table, rows]
+    for source in sources:
+        examples = read_examples(classes(), source, DataFiles(), labelled=True)
+        assert [example.label for example in examples] == ["True", "False"]
+
+
 @pytest.mark.parametrize(
     ("row", "fields", "key_words"),
     [
-        ({"sentence": "A", "label": True}, {}, "the label True is no name"),
+        ({"sentence": "A", "label": [True]}, {}, "the label [True] is no name"),
         ({"sentence": "A", "label": 1.5}, {}, "the label 1.5 is no name"),
         ({"sentence": "A", "label": "high"}, {"task": numbers()}, "the label 'high' is no number"),
         ({"sentence": "A", "label": "nan"}, {"task": numbers()}, "the label 'nan' is no number"),
