@@ -157,6 +157,11 @@ def json_lines(path: Path | str, start: int = 0, end: int | None = None) -> Iter
         if not line:
             continue
         where = f"{path}:{line_name(number, start)}"
+        if line.startswith("["):  # of an array on one line or on several
+            raise UserError(
+                f"{where} begins a JSON array; write each of its objects on a line of its own, "
+                "without the brackets around all"
+            )
         value = parse_json(line, where)
         if not isinstance(value, dict):
             raise UserError(f"{where} is no JSON object; give one such as {{...}} a line")
