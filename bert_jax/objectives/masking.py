@@ -68,7 +68,8 @@ class Masking:
         scores = _uniform(choice)
         if self.continues_word is not None:
             continues_word = jnp.asarray(self.continues_word)[input_ids]
-            begins_word = _word_starts(candidate, continues_word, self.max_predictions)
+            of_full = int(self.counts[-1])  # less than the largest count if that is rounded up
+            begins_word = _word_starts(candidate, continues_word, of_full)
             scores, count = _choose_words(scores, candidate, begins_word, count)
         _, positions = jax.lax.top_k(jnp.where(candidate, scores, -1.0), self.max_predictions)
         valid = jnp.arange(self.max_predictions) < jnp.minimum(count, candidate.sum())

@@ -1,15 +1,16 @@
 """Masks: exact counts, the 80/10/10 split, what is never chosen, whole words, keys."""
 
+import dataclasses
 import random
 
 import jax
 import numpy as np
 import pytest
-from helpers import PREDICTIONS, SPECIAL, VOCAB, batch, masking
+from helpers import LENGTH, PREDICTIONS, SPECIAL, VOCAB, batch, masking
 from scipy import stats
 
 from bert_jax.config import DataConfig, TokenizerConfig
-from bert_jax.config.schedule import Stage
+from bert_jax.config.schedule import Stage, default_predictions
 from bert_jax.objectives.masking import make_masking
 from bert_jax.text import tokenizer_training
 
@@ -133,7 +134,8 @@ def words_of(ids: np.ndarray) -> list[set[int]]:
             words[-1].append(place)
         else:
             words.append([place])
-    sizes = [4 if len(word) > PREDICTIONS else len(word) for word in words]
+    most = round(0.15 * LENGTH)
+    sizes = [4 if len(word) > most else len(word) for word in words]
     return [
         set(word[start : start + size])
         for word, size in zip(words, sizes, strict=True)
@@ -170,3 +172,25 @@ def test_whole_words_are_equally_likely():
     chosen = predictions.positions[predictions.weights > 0]
     counts = np.bincount(chosen, minlength=32)[1:29:2]
     assert stats.chisquare(counts).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("share", [0.05, 0.15, 0.3])
+@pytest.mark.parametrize("length", [8, 16, 22, 32])
+def test_words_of_any_size_are_masked_in_full_sequences(length, share):
+    """Also where the largest count is rounded up, or set, and a full sequence has fewer."""
+    sizes = np.arange(1, length - 1)
+    ids = np.full((len(sizes), length), 3, np.int32)
+    ids[:, 0] = 2
+    for row, size in zip(ids, sizes, strict=True):
+        words = (length - 2) // size
+        row[1 : 1 + words * size] = np.tile([10, *[60] * (size - 1)], words)
+    rounded_up = default_predictions(length, share)
+    for most in (rounded_up, rounded_up + 3):
+        counts = [min(most, max(1, round(share * n))) for n in range(length + 1)]
+        mask = dataclasses.replace(
+            masking(CONTINUES, length), counts=np.array(counts), max_predictions=most
+        )
+        found = jax.jit(mask)(jax.random.key(0), ids, np.ones_like(ids), np.arange(len(ids)))[1]
+        chosen = np.asarray(found.weights.sum(1))
+        assert chosen.min() > 0
+        assert chosen.max() <= counts[-1]
