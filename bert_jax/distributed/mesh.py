@@ -219,6 +219,7 @@ def compile_step(
         shapes, placed = tuple(x.shape for x in batch.values()), put(batch)
         if program := programs.get(shapes):
             return program(state, placed)
+        jax.block_until_ready(state)  # the time of the steps before is not that of compilation
         with console.working(f"compiling {name}") as work:
             work.note = " × ".join(map(str, shapes[0]))
             program = prepare

@@ -70,7 +70,7 @@ class Training:
     """The steps of a run, with their metrics since the last log, their speed and the time left.
 
     At most two steps are in flight, so that a signal is obeyed after two. Nothing else waits for
-    the devices but logs, evaluations and saves, and a step that was compiled.
+    the devices but logs, evaluations and saves, and a step that is compiled.
     """
 
     def __init__(
@@ -144,10 +144,10 @@ class Training:
                 self.state, metrics = stage.train_step(self.state, batch)
                 in_flight.append(metrics)
                 number += 1
-                compiles = progress.inner_seconds > inner_seconds
-                self._window.add(number, metrics, stage.batch_size, compiles=compiles)
+                compiling = progress.inner_seconds - inner_seconds
+                self._window.add(number, metrics, stage.batch_size, compiling=compiling)
                 progress.n = number
-                if compiles:
+                if compiling:
                     progress.mark(number)
                 yield Step(number, self._stages[-1].end, stage)
 
@@ -250,7 +250,7 @@ class _Window:
     def __init__(self, checkpoints: Checkpoints, sums: Sums, loss_weights: Mapping[str, float]):
         self._checkpoints, self._sums, self._loss_weights = checkpoints, sums, loss_weights
         self._metrics: list[tuple[int, Metrics]] = []
-        self._first_speed: dict[str, float] = {}
+        self._earlier_speed: dict[str, float] = {}  # until a step was compiled
         self.restart_clock()
 
     def restart_clock(self) -> None:
@@ -258,12 +258,15 @@ class _Window:
         self._timed: list[tuple[int, Metrics]] = []
         self._since = time.monotonic()
 
-    def add(self, step: int, metrics: Metrics, sequences: int, *, compiles: bool) -> None:
+    def add(self, step: int, metrics: Metrics, sequences: int, *, compiling: float) -> None:
+        """Add a step that was dispatched; compiling it took so many seconds, 0 if it was before."""
         self._metrics.append((step, metrics))
+        if compiling and self._timed:  # the steps before it were done when it began to compile
+            self._earlier_speed = self._speed(time.monotonic() - compiling)
         self._timed.append((sequences, metrics))
-        if compiles:  # the time of this step is not that of the others
+        if compiling:  # the time of this step is not that of the others
             jax.block_until_ready(metrics)
-            self._first_speed = self._speed()
+            self._earlier_speed = self._earlier_speed or self._speed(time.monotonic())
             self.restart_clock()
 
     def sums(self) -> Sums:
@@ -279,14 +282,14 @@ class _Window:
     def values(self) -> dict[str, float]:
         """Return the means since the last call, with sequences and, of text, tokens a second."""
         values = means(self.sums(), self._loss_weights)
-        # If the only step so far is the one that compiled, its own speed.
-        values |= self._speed() if self._timed else self._first_speed
-        self._sums = {}
+        # If the only step so far is one that was compiled, its own speed.
+        values |= self._speed(time.monotonic()) if self._timed else self._earlier_speed
+        self._sums, self._earlier_speed = {}, {}
         self.restart_clock()
         return values
 
-    def _speed(self) -> dict[str, float]:
-        seconds = time.monotonic() - self._since
+    def _speed(self, until: float) -> dict[str, float]:
+        seconds = until - self._since
         speed = {"sequences_per_second": sum(count for count, _ in self._timed) / seconds}
         tokens = [metrics[TOKENS].total for _, metrics in self._timed if TOKENS in metrics]
         if tokens:

@@ -13,9 +13,10 @@ from helpers import batch, objective, params, refused
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from bert_jax import console
 from bert_jax.config import OptimizerConfig, ParallelConfig
 from bert_jax.config.schedule import make_rate_schedule
-from bert_jax.distributed.mesh import compile_step, make_mesh
+from bert_jax.distributed.mesh import compile_step, make_mesh, replicated_layout
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.setup import make_setup
 from bert_jax.training.step import make_eval_step
@@ -193,3 +194,19 @@ def test_a_training_step_prints_the_memory_that_it_takes(monkeypatch):
     train(ParallelConfig(), 1, evaluates=False)
     more = float(printed[1].split()[1]) - float(line.split()[1])
     assert more == pytest.approx(1.15 * beside.nbytes / 2**30, abs=0.02)
+
+
+def test_a_step_compiles_when_those_before_it_are_done(monkeypatch):
+    """So that their time is known without that of compilation."""
+    layout = replicated_layout(make_mesh(devices=jax.devices()[:1]))
+    step = compile_step(lambda params, batch, collectives: batch, "mesh", layout, "per_example")
+    multiply = jax.jit(lambda x: jax.lax.fori_loop(0, 400, lambda _, y: x @ y, x))
+    params, was_done, working = multiply(jnp.eye(256)), [], console.working
+
+    def show(doing: str):
+        was_done.append(params.is_ready())
+        return working(doing)
+
+    monkeypatch.setattr(console, "working", show)
+    step(params, {"input_ids": np.ones((1, 1))})
+    assert was_done == [True]

@@ -126,6 +126,30 @@ def test_neither_an_evaluation_nor_a_checkpoint_counts_in_the_speed(
     assert [each["sequences_per_second"] for each in logged] == [4, 4, 4]
 
 
+@pytest.mark.parametrize("compiled", [{4}, {1, 4}, {3, 4}, {1, 5, 8}])
+def test_compilation_counts_in_no_speed(tmp_path, tokenizer, monkeypatch, compiled):
+    """By a clock on which a step takes a second, and compilation a hundred."""
+    clock, training = SimpleNamespace(now=0.0), []
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    def train_step(state, batch):
+        seconds = 101 if batch + 1 in compiled else 1
+        clock.now += seconds
+        if seconds > 1:
+            training[0]._progress.inner_seconds += seconds
+        metrics = {
+            name: WeightedSum(jnp.float32(8), jnp.float32(16)) for name in ("loss", "token_share")
+        }
+        return state.replace(step=state.step + 1), metrics
+
+    with training_of(tmp_path, tokenizer, train_step, lambda _: {"loss": 1.0}) as run:
+        training.append(run)
+        assert len(list(run.steps(log_every=4, eval_every=1000))) == STEPS
+        logged = [each for each in run._writer.records if each["split"] == "train"]
+    assert [each["sequences_per_second"] for each in logged] == [4, 4, 4]
+    assert [each["tokens_per_second"] for each in logged] == [8, 8, 8]
+
+
 def test_the_loss_of_a_log_is_weighted(tmp_path, tokenizer):
     one = jnp.float32(1)
 
