@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from flax import linen as nn
 from flax import struct
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from bert_jax.distributed.fsdp import SINGLE_DEVICE, Collectives
 from bert_jax.models.layers import DropoutKey
@@ -29,6 +30,13 @@ class WeightedSum:
 
 # The metric whose total is the number of tokens without padding, and whose mean is their share.
 TOKENS = "token_share"
+
+
+def token_share(is_token: Bool[Array, "B L"]) -> WeightedSum:
+    """Return the metric of `TOKENS`, without the sequences that complete a held-out batch."""
+    count = is_token.any(axis=1).sum(dtype=jnp.float32)
+    return WeightedSum(is_token.sum(dtype=jnp.float32), count * is_token.shape[1])
+
 
 # The arrays of a batch that a model takes. Only packed sequences have the positions and the starts,
 # and only tasks whose tokens have roles have these.

@@ -2,11 +2,12 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from helpers import refused
+from helpers import batch, objective, params, refused
 
 import bert_jax
 from bert_jax.config import DataConfig, ModelConfig, OptimizerConfig, TrainConfig
@@ -14,6 +15,7 @@ from bert_jax.models.electra import ElectraConfig
 from bert_jax.objectives import make_objective
 from bert_jax.objectives.base import hidden_similarity
 from bert_jax.objectives.labels import LabelsObjective
+from bert_jax.training.objective import TOKENS
 
 
 def accuracy(logits, labels) -> float:
@@ -29,6 +31,18 @@ def test_accuracy_is_that_of_argmax():
     expected = (logits.argmax(-1) == labels)[labels >= 0].mean()
     np.testing.assert_allclose(accuracy(logits, labels), expected, rtol=1e-6)
     assert accuracy(np.full((2, 3), np.nan, np.float32), np.array([0, 2])) == 0
+
+
+@pytest.mark.parametrize("model_type", ["bert", "electra"])
+def test_the_share_of_tokens_leaves_out_what_completes_a_batch(model_type):
+    """Not the padding of sequences that have tokens."""
+    task, rows = objective(model_type=model_type, num_hidden_layers=1), batch(6)
+    is_token = rows["attention_mask"][:4] > 0
+    rows["attention_mask"][4:] = 0
+    prepared = jax.jit(task.prepare)(jax.random.key(0), rows)
+    _, metrics = jax.jit(task.loss)(params(task), prepared, task.weights(prepared), None)
+    assert metrics[TOKENS].total == is_token.sum()
+    assert metrics[TOKENS].weight == is_token.size
 
 
 def test_hidden_similarity_is_the_mean_cosine_of_the_pairs_of_a_sequence():
