@@ -115,6 +115,8 @@ def new_schedule(before: Schedule, now: Schedule, step: int) -> None:
     }
     end = ends.get(now.rate.kind, f"falls to 0 at step {steps:,}")
     was = f"; it was {before.steps:,}" if before.steps != steps else ""
+    if before.rate.kind == "constant" != now.rate.kind:  # it fell at no step
+        was = f"; it was constant to step {before.steps:,}"
     print_on_main(f"schedule   the rate now {end}{was}{''.join(starts)}")
     old, new = (np.asarray(rate_by_step(each.rate)(step)) for each in (before, now))
     same_peak = before.stage_of(step + 1).learning_rate == now.stage_of(step + 1).learning_rate
