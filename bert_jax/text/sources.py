@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +104,21 @@ class FileSource(Source):
             self._split = sentences.is_prose(self._first_lines())
         readers = set(map(records.reader, self.paths))
         self._has_sequences = records.fasta_sequences in readers
-        if readers == {records.fasta_sequences}:
-            self.form = "one document a sequence"
-        elif self._by_line or (not self._split and None in readers):
-            self.form = f"one {'document' if self._is_document else 'sentence'} a line"
+        self.form = self._describe(readers)
+
+    def _describe(self, readers: Set[Any]) -> str:
+        """Return how documents are found in files of these readers, by kind where that differs."""
+        line = f"one {'document' if self._is_document else 'sentence'} a line"
+        forms = {}
+        if None in readers:
+            forms["plain text"] = self.form if self._split else line
+        if readers - {None, records.fasta_sequences}:
+            forms["records"] = line if self._by_line else self.form
+        if self._has_sequences:
+            forms["FASTA"] = "one document a sequence"
+        if len({*forms.values()}) == 1:
+            return next(iter(forms.values()))
+        return "; ".join(f"{kind}: {form}" for kind, form in forms.items())
 
     @property
     def origins(self) -> list[str]:

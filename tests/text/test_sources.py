@@ -72,6 +72,24 @@ def test_lines_of_a_record_are_sentences_where_that_is_asked_for(tmp_path):
     assert (split.form, lines.form) == ("split into sentences", "one sentence a line")
 
 
+def test_the_form_of_several_kinds_of_files_is_that_of_each(tmp_path):
+    text = write_file(tmp_path / "a.txt", "One line\nanother\n\nand one\n")
+    rows = write_file(tmp_path / "a.jsonl", json.dumps({"text": "One. Two."}))
+    fasta = write_file(tmp_path / "a.fa", ">one\nACGT\n")
+
+    def form(*paths: str, sentences: str = "auto") -> str:
+        return open_source(",".join(paths), DataConfig(sentences=sentences)).form
+
+    split, line = "split into sentences", "one sentence a line"
+    assert form(text, rows) == f"plain text: {line}; records: {split}"
+    assert form(text, rows, sentences="documents") == (
+        f"plain text: one document a line; records: {split}"
+    )
+    assert form(rows, fasta) == f"records: {split}; FASTA: one document a sequence"
+    assert form(text, rows, sentences="lines") == line
+    assert form(text, rows, sentences="split") == split
+
+
 PARAGRAPHS = "\n\n".join(" ".join(document) for document in DOCUMENTS)
 PROSE = "Prose that was wrapped at a width has lines which end anywhere. Short ones too. " * 20
 WRAPPED = "\n\n".join([textwrap.fill(PROSE, 40)] * 2)
