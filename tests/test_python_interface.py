@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import warnings
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -19,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from helpers import refused, untrained
 
 import bert_jax
@@ -299,22 +299,35 @@ def test_lines_are_printed_to_an_output_that_only_writes(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "setting",
+    "settings",
     [
-        partial(jax.numpy_rank_promotion, "raise"),
-        partial(jax.disable_jit, True),
-        partial(jax.transfer_guard, "disallow"),
+        {
+            "jax_enable_x64": True,
+            "jax_numpy_dtype_promotion": "strict",
+            "jax_numpy_rank_promotion": "raise",
+            "jax_transfer_guard": "disallow",
+        },
+        {"jax_disable_jit": True},
     ],
 )
 def test_settings_of_a_host_program_change_nothing(
-    tiny_run, tiny_finetuning_config, tmp_path, setting
+    tiny_run, tiny_config, tiny_finetuning_config, tmp_path, monkeypatch, settings
 ):
-    with setting():
+    # For all threads, as environment variables do.
+    before = {name: getattr(jax.config, name) for name in settings}
+    try:
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        run = bert_jax.pretrain(tiny_config, tmp_path / "pretraining", quiet=True)
         bert = bert_jax.load(tiny_run.checkpoint)
         assert bert.encode(["A bank."]).shape == (1, 16)
         assert len(bert.fill_mask("A [MASK].")) == 5
         found = bert_jax.finetune(tiny_finetuning_config, bert, tmp_path / "run", quiet=True)
         assert len(found.bert.predict(["A bank."])) == 1
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+    jax.tree.map(np.testing.assert_array_equal, run.bert.params, tiny_run.bert.params)
 
 
 def test_a_model_without_parameters_is_refused(tiny_bert):
@@ -380,6 +393,11 @@ def with_phase(config: bert_jax.TrainConfig, phase: Any) -> bert_jax.TrainConfig
         (lambda it: it.classifier.predict(["a", None]), "examples[1] is None"),
         (lambda it: it.classifier.predict(["a"], batch_size=0), "batch_size is 0"),
         (lambda it: it.classifier.fill_mask("a [MASK]"), "no masked LM head"),
+        # A model of an objective of one's own.
+        (
+            lambda it: dataclasses.replace(it.bert, model=nn.Dense(1)).fill_mask("a [MASK]"),
+            "no masked LM head",
+        ),
         (lambda it: bert_jax.load(""), "path is empty"),
         (lambda it: bert_jax.pretrain(it.config, ""), "path is empty"),
         (lambda it: bert_jax.pretrain(it.config, "x", init=""), "path is empty"),

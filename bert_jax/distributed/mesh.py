@@ -38,11 +38,14 @@ _COMPILER_OPTIONS = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
 def own_settings() -> Iterator[None]:
     """Trace and call programs with settings of JAX that the host program does not choose.
 
-    With another value of the first, a seed has other random numbers. The others would refuse the
-    models' broadcasting, a step that is compiled before it is called, and arrays from the host.
+    With another value of the first, a seed has other random numbers, and of the second, other
+    rounding. The others would refuse the models' broadcasting and numbers of several dtypes, a step
+    that is compiled before it is called, and arrays from the host.
     """
     with (
         jax.threefry_partitionable(True),
+        jax.enable_x64(False),
+        jax.numpy_dtype_promotion("standard"),
         jax.numpy_rank_promotion("allow"),
         jax.disable_jit(False),
         jax.transfer_guard("allow"),

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from bert_jax.config import ParallelConfig, TrainConfig
 from bert_jax.config.schedule import RateSchedule
-from bert_jax.distributed.mesh import Layout, init_sharded, make_layout
+from bert_jax.distributed.mesh import Layout, init_sharded, make_layout, own_settings
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.step import PRNG, TrainState, init_state
 
@@ -25,6 +25,7 @@ class Setup:
     abstract_state: TrainState
     layout: Layout
 
+    @own_settings()  # which a thread of its own does not inherit
     def new_state(self) -> TrainState:
         """Return a randomly initialized state, on the devices."""
         make = partial(_new_state, self.model, self.optimizer, self.seed)
