@@ -6,6 +6,7 @@
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -202,21 +203,22 @@ def train_run(run: Run, stop: Callable[[], str] = lambda: "") -> PretrainingResu
     """Train, from the latest checkpoint on, and evaluate."""
     refusing = devices.out_of_memory_refused(run.schedule.largest, jax.devices()[0])
     with workdirs.hold(run.workdir.path), mirror.sending(run.workdir.path), refusing:
-        return _train(run, stop)
+        checkpoints = Checkpoints(
+            run.workdir.checkpoints,
+            run.config.checkpoint,
+            run.corpus.tokenizer,
+            rank=lambda scores: -scores["loss"],
+        )
+        with closing(checkpoints):  # an error may come while one is written
+            return _train(run, checkpoints, stop)
 
 
-def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
+def _train(run: Run, checkpoints: Checkpoints, stop: Callable[[], str]) -> PretrainingResult:
     config, schedule, corpus, objective = run.config, run.schedule, run.corpus, run.objective
     mesh, origin = run.setup.layout.mesh, run.origin
     indices = partial(meshes.process_indices, mesh)
     batches = loader.TrainBatches(
         corpus, schedule.stages, config.data, config.seed, indices, origin.read_before
-    )
-    checkpoints = Checkpoints(
-        run.workdir.checkpoints,
-        config.checkpoint,
-        corpus.tokenizer,
-        rank=lambda scores: -scores["loss"],
     )
     step, state = _initial_state(run, checkpoints)
     report.origin(origin, run.init_name, step, state)

@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def train_seed(
         hosts.print_on_main(f"resuming from step {first:,}")
     baselines = {task.metrics[0]: run.constant_score} if len(task.metrics) == 1 else {}
     stage = _make_stage(run)
-    with Writer(folder, first, config, _progress(run), baselines) as writer:
+    with closing(checkpoints), Writer(folder, first, config, _progress(run), baselines) as writer:
         with loop.Training(
             state,
             [stage],

@@ -6,7 +6,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from fractions import Fraction
 from typing import Any, Self
 
@@ -91,12 +90,11 @@ class Training:
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[Self]:
-        """Show what is done while training; at the end, close the checkpoints."""
-        with closing(self._checkpoints):
-            with console.working(self._progress, says_end=False):
-                yield self
-            with console.working("saving", says_end=False):
-                self._checkpoints.close()
+        """Show what is done while training; at the end, wait until the checkpoints are written."""
+        with console.working(self._progress, says_end=False):
+            yield self
+        with console.working("saving", says_end=False):
+            self._checkpoints.close()
 
     def steps(
         self,

@@ -480,3 +480,15 @@ def test_phases_that_are_done_need_not_fit_more_steps(tiny_config, copied):
     longer.steps = 32
     run = pretraining.start(longer, copied)
     assert [stage.first_step for stage in run.schedule.stages] == [0, 2, 3]
+
+
+def test_an_error_before_the_first_step_waits_for_the_checkpoint_of_a_fork(
+    stopped, tiny_config, tmp_path, monkeypatch
+):
+    def fail(*_):
+        raise UserError("no header")
+
+    monkeypatch.setattr(report, "pretraining_start", fail)
+    with refused("no header"):
+        pretrain(changed(tiny_config, steps=8), tmp_path / "fork", fork=stopped, quiet=True)
+    assert [path.name for path in (tmp_path / "fork/checkpoints").iterdir()] == [str(STOPPED)]
