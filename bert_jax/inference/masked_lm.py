@@ -13,7 +13,6 @@ from bert_jax.errors import UserError, check_count
 from bert_jax.inference.loading import LoadedModel
 from bert_jax.inference.runner import Arrays, apply
 from bert_jax.inference.tokenization import sequences_of
-from bert_jax.models.heads import TaskModel
 
 _GUESSES_BY_LAYER = 5  # for a masked token, in the view of a text
 _POSITIONS_MULTIPLE = 16  # masked positions are padded, as each number of them compiles a program
@@ -42,8 +41,7 @@ class Guess:
 
 def check_head(model: LoadedModel) -> None:
     """Refuse a model without a masked LM head."""
-    is_of_task = isinstance(model.model, TaskModel)  # which may have the head, for another use
-    if is_of_task or {"mlm_head", "generator_head"}.isdisjoint(model.params):
+    if getattr(model.model, "mask_head", None) not in model.params:
         raise UserError(
             "the checkpoint has no masked LM head, and no generator with one, to fill masks; take "
             "one that was pretrained and not fine-tuned, or pretrain from it to train one"

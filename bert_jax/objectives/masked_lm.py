@@ -84,6 +84,7 @@ class BertForMaskedLM(nn.Module):
 
     config: ModelConfig
 
+    mask_head = "mlm_head"  # the module without whose parameters no masks are filled
     add_pooling_layer = False
 
     def setup(self) -> None:

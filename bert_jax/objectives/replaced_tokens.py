@@ -75,6 +75,8 @@ class ElectraForPreTraining(nn.Module):
 
     config: ElectraConfig
 
+    mask_head = "generator_head"
+
     def setup(self) -> None:
         c = self.config
         self.bert = ElectraModel(c, add_pooling_layer=False)

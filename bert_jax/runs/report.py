@@ -198,7 +198,7 @@ def pretraining_end(
     longest = objective.config.model.max_position_embeddings - 2
     of_parts = zip(*(masked_sentences(part, longest) for part in corpus.parts), strict=False)
     sentences = list(itertools.chain.from_iterable(of_parts))[:NUM_SENTENCES]
-    fills_masks = hasattr(objective.model, "mlm_logits")
+    fills_masks = hasattr(objective.model, "mask_head")
     examples = []
     if bert and fills_masks and console.shows(Level.PROGRESS):
         examples = _fill_some(bert, sentences)
