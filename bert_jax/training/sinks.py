@@ -9,7 +9,7 @@ import importlib.util
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from bert_jax import console
 from bert_jax.config import settings
@@ -22,6 +22,8 @@ TENSORBOARD, WANDB_ID = "tensorboard", "wandb.id"  # in the folder of a run
 
 class Sink(Protocol):
     """What the metrics of a run are written to."""
+
+    package: ClassVar[str] = ""  # that it needs, of which this package has an extra
 
     def write(self, step: int, values: Values) -> None:
         """Keep values such as "train/loss" of a step."""
@@ -83,6 +85,8 @@ class WeightsAndBiases(Sink):
     id is in the folder.
     """
 
+    package = "wandb"
+
     def __init__(self, folder: Path, name: str, step: int, config: Any):
         import wandb  # pyright: ignore[reportMissingImports]
 
@@ -107,15 +111,18 @@ class WeightsAndBiases(Sink):
         self._run.finish(exit_code=int(not succeeded))
 
 
-SERVICES = {"wandb": WeightsAndBiases}  # by the name in `log_to`, which is that of the package
+# By the name in `log_to`. Each is made of a run's folder, its name, its first step and its config.
+SERVICES: dict[str, Any] = {"wandb": WeightsAndBiases}
 
 
 def check(names: Iterable[str]) -> None:
     """Refuse a service whose package is not installed on the host that writes."""
     for name in names if hosts.is_main() else ():
-        spec = importlib.util.find_spec(name)
-        if not (spec and spec.origin):  # without one it is a folder of that name, as W&B makes
+        package = SERVICES[name].package
+        spec = importlib.util.find_spec(package) if package else None
+        # Without an origin it is a folder of that name, as W&B makes.
+        if package and not (spec and spec.origin):
             raise UserError(
                 f"log_to has {name}, which is not installed; "
-                f"pip install 'bert-jax[{name}]', or leave it out"
+                f"pip install 'bert-jax[{package}]', or leave it out"
             )

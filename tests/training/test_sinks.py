@@ -48,6 +48,17 @@ SHOWN = functools.partial(console.output, console.Level.PROGRESS)
 CONFIG = TrainConfig(log_to=("wandb",))
 
 
+def test_a_service_of_ones_own_may_need_no_package(monkeypatch):
+    class Lines(sinks.Sink):
+        def __init__(self, *run): ...
+
+    monkeypatch.setitem(sinks.SERVICES, "lines", Lines)
+    sinks.check(["lines"])
+    Lines.package = "no_such_package"
+    with pytest.raises(UserError, match=r"lines, which is not installed; .*\[no_such_package\]"):
+        sinks.check(["lines"])
+
+
 def test_a_resumed_run_continues_the_run_of_the_service(wandb, tmp_path, capsys):
     for first in (0, 10, 0):  # the last one begins anew
         with SHOWN(), Writer(tmp_path, first, CONFIG, lambda step: {"tokens": step * 8}) as writer:
