@@ -39,8 +39,8 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     print(f"{name}; load it with {loader}({path!r})")
     if paths.is_on_hub(args.destination):
         print(f"uploaded to {hub.address(path)}; add a license and a language to its README.md")
-    if exported.dropped:
-        dropped = without_controls(", ".join(exported.dropped))
+    if lost := [*exported.dropped, *bert.unused]:
+        dropped = without_controls(", ".join(lost))
         print(f"dropped, as {name} has no place for them: {dropped}")
     if exported.newly_initialized:
         names = ", ".join(exported.newly_initialized)

@@ -215,7 +215,7 @@ def save(
     if positions.scores:
         raise UserError(
             f"model.position_embedding_type is {config.position_embedding_type}, which "
-            "transformers 5 has no more; it cannot be exported"
+            "transformers 5 does not have; it cannot be exported"
         )
     exchange = names.exchange_of(config.model_type)
     if task and task.transformers_class and head is None:
@@ -307,8 +307,8 @@ def _files(path: Path) -> list[Path]:
     if not pickles:
         raise UserError(f"{path} has no {_FILE}; fetch it again")
     program = (
-        "import sys, torch, safetensors.torch as s; s.save_file({k: v.clone() for name in "
-        "sys.argv[2:] for k, v in torch.load(name, weights_only=True).items()}, sys.argv[1])"
+        "import sys, torch, safetensors.torch as s; s.save_file({k: v.contiguous().clone() for "
+        "n in sys.argv[2:] for k, v in torch.load(n, weights_only=True).items()}, sys.argv[1])"
     )
     command = shlex.join(["python", "-c", program, str(path / _FILE), *map(str, pickles)])
     raise UserError(

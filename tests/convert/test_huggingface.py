@@ -337,7 +337,9 @@ def test_a_foreign_model_reads_as_many_tokens_as_it_has_positions(task, longest,
 
 
 @pytest.mark.parametrize("problem", ["ranking", "regression"])
-def test_only_the_encoder_of_an_unsupported_task_is_loaded(problem, either, tmp_path):
+def test_only_the_encoder_of_an_unsupported_task_is_loaded(
+    problem, either, tmp_path, bert_jax_main
+):
     bert = foreign(either, tmp_path / "model", SEVERAL, problem_type=problem)
     loaded = bert_jax.load(tmp_path / "model")
     assert loaded.task is None
@@ -346,6 +348,8 @@ def test_only_the_encoder_of_an_unsupported_task_is_loaded(problem, either, tmp_
         encoder = {name: value for name, value in encoder.items() if name != "pooler"}
     same(loaded.params, {"bert": encoder})
     assert all(name.startswith("classifier.") for name in loaded.unused)
+    printed = bert_jax_main("export", tmp_path / "model", tmp_path / "exported")
+    assert f"has no place for them: {', '.join(loaded.unused)}\n" in printed
 
 
 @pytest.mark.parametrize(
@@ -536,6 +540,8 @@ def modernbert(**values) -> dict:
         (modernbert(embedding_dropout=0.5), "embedding_dropout"),
         (modernbert(rope_scaling={"factor": 2.0}), "rope_scaling"),
         (modernbert(rope_parameters={"full_attention": {"rope_type": "yarn"}}), "'yarn'"),
+        (modernbert(rope_parameters={"rope_type": "yarn", "factor": 4.0}), "of 'factor', "),
+        (modernbert(rope_parameters={"full": {"rope_theta": 50.0}}), "of 'full'"),
         (modernbert(rope_parameters=3), "rope_parameters 3"),
         (modernbert(head_dim=6), "head_dim"),
         (modernbert(local_attention=1), "local_attention"),

@@ -2,6 +2,9 @@
 
 import copy
 import json
+import shlex
+import subprocess
+import sys
 import warnings
 
 import jax
@@ -9,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import safetensors.numpy
 from flax import linen as nn
 from helpers import check_gradients
 from outputs import check_encoder, close, loss_of, masked_batch
@@ -508,3 +512,18 @@ def test_a_modernbert_is_initialized_as_theirs(task):
         few = 4 if value.size < 1000 else 1  # the classifier's
         assert value.std() == pytest.approx(other.std(), rel=0.03 * few), name
         assert np.abs(value).max() == pytest.approx(np.abs(other).max(), rel=0.02 * few), name
+
+
+def test_the_command_that_converts_a_pickle(tiny_bert, tmp_path):
+    """Tensors may be transposed views, as conversions from TensorFlow have left them."""
+    table = torch.arange(6.0).reshape(2, 3)
+    tiny_bert.export(tmp_path / "model")
+    weights = tmp_path / "model/model.safetensors"
+    weights.unlink()
+    torch.save({"x": table, "y": table.T}, tmp_path / "model/pytorch_model.bin")
+    with pytest.raises(bert_jax.UserError) as refusal:
+        bert_jax.load(tmp_path / "model")
+    command = shlex.split(str(refusal.value).partition("is installed: ")[2])
+    subprocess.run([sys.executable, *command[1:]], check=True)
+    tensors = safetensors.numpy.load_file(weights)
+    np.testing.assert_array_equal(tensors["y"], tensors["x"].T)
