@@ -246,6 +246,12 @@ class ModernBertExchange(Exchange):
             )
             result["local_attention"] = window // 2 * 2  # `transformers` halves it
         ropes = values.get("rope_parameters") or {}
+        unknown = sorted({*ropes}.difference(_ROPES.values())) if isinstance(ropes, dict) else []
+        refuse(
+            unknown,
+            f"{where} has rope_parameters of {', '.join(map(repr, unknown))}",
+            fix=f"those of {' and '.join(_ROPES.values())} are read",
+        )
         for field, kind in _ROPES.items():
             rope = (ropes.get(kind) or {}) if isinstance(ropes, dict) else ropes
             plain = {"rope_type": "default", "partial_rotary_factor": 1.0, "rope_theta": None}
