@@ -147,8 +147,8 @@ class Tokenizer(abc.ABC):
     def encode_with_masks(self, text: str) -> list[int]:
         """Return the token ids of a text in which "[MASK]", or the mask token itself, is masked."""
         *parts, last = text.replace(self.id_to_token(self.mask_id), "[MASK]").split("[MASK]")
-        if self._drops_space_before_mask:
-            parts = [part.removesuffix(" ") for part in parts]
+        if self._drops_spaces_before_mask:
+            parts = [part.rstrip() for part in parts]
         first, *others = [*parts, last]
         ids = [*self.encode([first])[0]]
         for part in others:
@@ -156,8 +156,8 @@ class Tokenizer(abc.ABC):
         return [int(index) for index in ids]
 
     @property
-    def _drops_space_before_mask(self) -> bool:
-        """Whether a space before the mask token is part of that token."""
+    def _drops_spaces_before_mask(self) -> bool:
+        """Whether white space before the mask token is part of that token."""
         return True
 
     def encode_rest(self, text: str) -> Sequence[int]:
@@ -368,7 +368,7 @@ class ByteLevelTokenizer(FastTokenizer):
         super().__init__(tokenizer)
 
     @property
-    def _drops_space_before_mask(self) -> bool:
+    def _drops_spaces_before_mask(self) -> bool:
         added = self._tokenizer.get_added_tokens_decoder().get(self.mask_id)
         return added is None or added.lstrip
 

@@ -552,6 +552,7 @@ def test_masks_beside_each_other_and_spaces():
         for text in ("[MASK] [MASK] the", "[MASK][MASK] the"):
             assert tokenizer.encode_with_masks(text) == [mask, mask, *the]
         assert tokenizer.encode_with_masks("the [MASK]") == [*the, mask]
+        assert tokenizer.encode_with_masks("the \t\n [MASK]") == [*the, mask]
         assert tokenizer.encode_with_masks("the [MASK] ")[:-1] in ([*the, mask], list(the))
     chinese = trained_on_scripts("sentencepiece", "unigram")
     assert not chinese.decode(chinese.encode_with_masks("[MASK]天气")[1:]).startswith(" ")
