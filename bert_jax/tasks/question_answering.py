@@ -184,16 +184,17 @@ class QuestionAnswering(Task):
     ) -> Features:
         """Return a feature for each window; its label is the first and last token of an answer."""
         config, size = self.config, max_text_tokens(2, model, max_length)
-        if size <= config.max_question:
-            raise UserError(
-                f"data.max_length {max_length} has no room for a context after a question of "
-                f"task.max_question {config.max_question} tokens; raise the one or lower the other"
-            )
         features = Features()
         questions = tokenizer.encode([example.texts[0] for example in examples])
         contexts: dict[str, tuple[list[int], np.ndarray]] = {}  # several questions share one
         for index, (example, question_ids) in enumerate(zip(examples, questions, strict=True)):
             question, context = question_ids[: config.max_question], example.texts[1]
+            refuse(
+                len(question) >= size,
+                f"{example.where} has a question of {len(question)} tokens, after which "
+                f"{max_length} tokens, the data.max_length, have no room for a context",
+                fix="shorten it, or lower task.max_question",
+            )
             if context not in contexts:
                 ids, offsets = tokenizer.encode_with_offsets(context)
                 contexts[context] = list(ids), np.array(offsets, np.int32).reshape(-1, 2)
