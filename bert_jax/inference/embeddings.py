@@ -100,7 +100,7 @@ class TextEncoder:
         count = model.config.num_hidden_layers
         known = range(-count - 1, count + 1)
         if not layers or not all(isinstance(n, Integral) and n in known for n in layers):
-            names = ", ".join(map(repr, layers))
+            names = ", ".join(map(repr, layers)) or "empty"
             raise UserError(f"layer is {names}; the model has layers 0 (embeddings) to {count}")
         self._model, self._pooling, self._batch_size = model, pooling, batch_size
         self._before, self.is_by_token = before, self._pooling in _OF_TOKENS

@@ -137,6 +137,7 @@ def test_long_texts_are_truncated_and_counted(bert):
         (lambda bert: bert.encode("a", layer=3), r"layers 0 .* to 2"),
         (lambda bert: bert.encode("a", layer=-4), "layer"),
         (lambda bert: bert.encode("a", layer="x"), "layer is 'x'"),
+        (lambda bert: bert.encode("a", layer=[]), "layer is empty"),
         (lambda bert: bert.encode("a", layer=1.0), "layer is 1.0"),
         (lambda bert: bert.encode("a", pooling="sum"), "pooling is 'sum'"),
         (lambda bert: bert.encode("a", batch_size="x"), "batch_size is 'x'; give a whole number"),
