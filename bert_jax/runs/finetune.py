@@ -126,7 +126,9 @@ def start(
     init_name = str(initial.source or "a model") if isinstance(init, Bert) else str(init)
     if initial.task and initial.task.kind == config.task.kind:
         names = [name.removeprefix("task.") for name in fields or ()]
-        task = task_class(config.task.kind).continued(config.task, initial.task, names)
+        task = task_class(config.task.kind).continued(
+            config.task, initial.task, names, new_head=config.new_head
+        )
         config = dataclasses.replace(config, task=task)
     chosen = origin.resolve(
         config,

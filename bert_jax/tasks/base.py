@@ -148,12 +148,17 @@ class Task(abc.ABC):
 
     @classmethod
     def continued(
-        cls, config: TaskConfig, initial: TaskConfig, fields: Collection[str] = ()
+        cls,
+        config: TaskConfig,
+        initial: TaskConfig,
+        fields: Collection[str] = (),
+        *,
+        new_head: bool = False,
     ) -> TaskConfig:
         """Return the settings of a run that starts from a model with `initial` ones.
 
         The `vector_settings` that are as by default are the model's, unless they are among the
-        `fields` that the user has set. UserError for another size of the head's parameters.
+        `fields` that the user has set. UserError for another size of a head that is kept.
         """
         result = copy.deepcopy(config)
         default, own = settings.flatten(cls.settings()), settings.flatten(initial)
@@ -162,9 +167,9 @@ class Task(abc.ABC):
                 settings.assign(result, name, own[name])
         size, there = (settings.flatten(each).get(cls.size_setting) for each in (result, initial))
         refuse(
-            size and there and size != there,  # 0 is for none
+            size and there and size != there and not new_head,  # 0 is for none
             f"task.{cls.size_setting} is {size}, and that of the checkpoint is {there}",
-            fix="leave it out, or start from an encoder",
+            fix="leave it out, or set new_head",
         )
         return result
 

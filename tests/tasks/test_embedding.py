@@ -114,6 +114,7 @@ def test_a_dense_layer_of_another_width_is_refused():
     of = {size: EmbeddingTaskConfig(embedding=EmbeddingConfig(dense=size)) for size in (0, 8, 12)}
     with refused("task.embedding.dense is 12, and that of the checkpoint is 8; leave it out"):
         Embedding.continued(of[12], of[8])
+    assert Embedding.continued(of[12], of[8], new_head=True).embedding.dense == 12
     assert Embedding.continued(of[0], of[8]).embedding.dense == 8
     assert Embedding.continued(of[0], of[8], ["embedding.dense"]).embedding.dense == 0
     assert Embedding.continued(of[12], of[0]).embedding.dense == 12
