@@ -311,7 +311,7 @@ def test_lines_are_printed_to_an_output_that_only_writes(monkeypatch):
     ],
 )
 def test_settings_of_a_host_program_change_nothing(
-    tiny_run, tiny_config, tiny_finetuning_config, tmp_path, monkeypatch, settings
+    tiny_run, tiny_config, tiny_finetuning_config, tmp_path, settings
 ):
     # For all threads, as environment variables do.
     before = {name: getattr(jax.config, name) for name in settings}

@@ -305,7 +305,7 @@ def test_which_head_and_which_settings_of_a_task_are_kept(finished, start, monke
     with refused("the order counts"):
         start(labels, init=bert)
     assert set(start(labels, "new_head=True", init=bert).params) == {"bert"}
-    continued = classmethod(lambda *_: dataclasses.replace(task, metrics=("f1",)))
+    continued = classmethod(lambda *_, new_head: dataclasses.replace(task, metrics=("f1",)))
     monkeypatch.setattr(Classification, "continued", continued)
     assert start(init=bert).settings.task.metrics == ("f1",)
 
