@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import linen as nn
 from flax import struct
@@ -32,7 +33,7 @@ class WeightedSum:
 TOKENS = "token_share"
 
 
-def token_share(is_token: Bool[Array, "B L"]) -> WeightedSum:
+def token_share(is_token: Bool[Array | np.ndarray, "B L"]) -> WeightedSum:
     """Return the metric of `TOKENS`, without the sequences that complete a held-out batch."""
     count = is_token.any(axis=1).sum(dtype=jnp.float32)
     return WeightedSum(is_token.sum(dtype=jnp.float32), count * is_token.shape[1])
