@@ -246,14 +246,14 @@ class ModernBertExchange(Exchange):
             )
             result["local_attention"] = window // 2 * 2  # `transformers` halves it
         ropes = values.get("rope_parameters") or {}
-        unknown = sorted({*ropes}.difference(_ROPES.values())) if isinstance(ropes, dict) else []
+        of_layers = [*_ROPES.values()]
         refuse(
-            unknown,
-            f"{where} has rope_parameters of {', '.join(map(repr, unknown))}",
-            fix=f"those of {' and '.join(_ROPES.values())} are read",
+            not isinstance(ropes, dict) or {*ropes}.difference(of_layers),
+            f"{where} has rope_parameters {ropes!r}",
+            fix=f"a dictionary of {' and '.join(of_layers)} is read",
         )
         for field, kind in _ROPES.items():
-            rope = (ropes.get(kind) or {}) if isinstance(ropes, dict) else ropes
+            rope = ropes.get(kind) or {}
             plain = {"rope_type": "default", "partial_rotary_factor": 1.0, "rope_theta": None}
             if not isinstance(rope, dict) or {**plain, **rope, "rope_theta": None} != plain:
                 raise UserError(f"{where} has rope_parameters {rope!r}; only rope_theta is read")

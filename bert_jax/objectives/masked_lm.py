@@ -22,15 +22,7 @@ from bert_jax.models.layers import ACTIVATIONS, Dense, DropoutKey, LayerNorm, pa
 from bert_jax.models.matmul import logits_from_embeddings
 from bert_jax.objectives.base import Pretraining, cross_entropy, hidden_similarity
 from bert_jax.text.store import Corpus
-from bert_jax.training.objective import (
-    TOKENS,
-    Batch,
-    Figure,
-    Metrics,
-    WeightedSum,
-    Weights,
-    token_share,
-)
+from bert_jax.training.objective import Batch, Figure, Metrics, WeightedSum, Weights, token_share
 
 # The loss is Σ(w·CE) / (Σw + 1e-5), as in google-research/bert `run_pretraining.py`.
 _WEIGHT_FLOOR = 1e-5
@@ -182,7 +174,7 @@ class MaskedLM(Pretraining):
         metrics = cross_entropy("mlm_", output.mlm_logits, predictions.labels, predictions.weights)
         if dropout_key is None:  # in evaluations
             metrics["hidden_similarity"] = hidden_similarity(output.hidden, predictions.weights)
-        metrics[TOKENS] = token_share(batch["attention_mask"] > 0)
+        metrics |= token_share(batch["attention_mask"] > 0)
         return metrics["mlm_loss"].total / (weights["mlm"] + _WEIGHT_FLOOR), metrics, output
 
     def baselines(self, corpus: Corpus, stage: Stage) -> dict[str, float]:

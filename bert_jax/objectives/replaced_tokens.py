@@ -37,15 +37,7 @@ from bert_jax.objectives.masked_lm import (
     MaskedLMOutput,
     masked_lm_flops,
 )
-from bert_jax.training.objective import (
-    TOKENS,
-    Batch,
-    Figure,
-    Metrics,
-    WeightedSum,
-    Weights,
-    token_share,
-)
+from bert_jax.training.objective import Batch, Figure, Metrics, WeightedSum, Weights, token_share
 
 _RTD_WEIGHT = 50.0  # of the RTD loss in the sum; `disc_weight` in `configure_pretraining.py`
 _BLOCK = 128  # tokens of the vocabulary that are drawn from together
@@ -289,4 +281,4 @@ def _detection(
     return {
         f"rtd_{name}": WeightedSum(total.sum(dtype=jnp.float32), weight.sum(dtype=jnp.float32))
         for name, (total, weight) in sums.items()
-    } | {TOKENS: token_share(is_token)}
+    } | token_share(is_token)

@@ -33,10 +33,11 @@ class WeightedSum:
 TOKENS = "token_share"
 
 
-def token_share(is_token: Bool[Array | np.ndarray, "B L"]) -> WeightedSum:
-    """Return the metric of `TOKENS`, without the sequences that complete a held-out batch."""
+def token_share(is_token: Bool[Array | np.ndarray, "B L"]) -> dict[str, WeightedSum]:
+    """Return the metric `TOKENS`, without the sequences that complete a held-out batch."""
     count = is_token.any(axis=1).sum(dtype=jnp.float32)
-    return WeightedSum(is_token.sum(dtype=jnp.float32), count * is_token.shape[1])
+    share = WeightedSum(is_token.sum(dtype=jnp.float32), count * is_token.shape[1])
+    return {TOKENS: share}
 
 
 # The arrays of a batch that a model takes. Only packed sequences have the positions and the starts,
