@@ -29,7 +29,7 @@ from bert_jax.distributed.mesh import compile_step, init_sharded, make_layout, m
 from bert_jax.objectives import make_objective
 from bert_jax.text.store import Corpus, open_store
 from bert_jax.training.optimizer import make_optimizer
-from bert_jax.training.step import init_state, make_train_step
+from bert_jax.training.step import PRNG, init_state, make_train_step
 
 ROUNDS = 36
 
@@ -42,10 +42,11 @@ def make(config: TrainConfig, corpus: Corpus):
     optimizer = make_optimizer(config.optimizer, make_rate_schedule(config.optimizer, config.steps))
 
     def new_state(key: jax.Array):
-        return init_state(objective.model.init_params(key), optimizer, config.seed)
+        return init_state(objective.model.init_params(key), optimizer, key)
 
-    _, layout = make_layout(new_state, mesh, config.parallel)
-    state = init_sharded(new_state, layout.state, jax.random.key(0))
+    key = jax.random.key(config.seed, impl=PRNG)
+    _, layout = make_layout(new_state, key, mesh, config.parallel)
+    state = init_sharded(new_state, layout.state, key)
     train_step = make_train_step(objective, optimizer)
     step = compile_step(train_step, "mesh", layout, outputs=("state", "metrics"))
     batches, number = (

@@ -21,7 +21,7 @@ from bert_jax.models.attention import unsupported
 from bert_jax.models.layers import random_bits
 from bert_jax.training import checkpoint
 from bert_jax.training.setup import Setup, make_setup
-from bert_jax.training.step import init_state, make_train_step
+from bert_jax.training.step import PRNG, init_state, make_train_step
 
 BFLOAT16 = ("bfloat16", 1e-2, 0.05)  # of which a step is 0.004
 WINDOWS = {  # a layer without a window, and one with
@@ -150,7 +150,7 @@ def test_the_same_bits_are_drawn(device, cpu):
 def test_a_checkpoint_moves_between_a_device_and_a_cpu(to_cpu, device, cpu, tmp_path, tokenizer):
     source, target = (device, cpu) if to_cpu else (cpu, device)
     task, optimizer = task_and_optimizer()
-    state = init_state(params(task), optimizer, 3)
+    state = init_state(params(task), optimizer, jax.random.key(3, impl=PRNG))
     placed = jax.device_put(state, setup_on(source, task, optimizer).layout.state)
     settings = tmp_path, CheckpointConfig(), tokenizer, len
     with closing(checkpoint.Checkpoints(*settings)) as checkpoints:

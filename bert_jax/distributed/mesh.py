@@ -152,10 +152,14 @@ def replicated_layout(mesh: Mesh) -> Layout:
 
 
 def make_layout(
-    new_state: Callable[[jax.Array], Any], mesh: Mesh, config: ParallelConfig
+    new_state: Callable[[jax.Array], Any], key: jax.Array, mesh: Mesh, config: ParallelConfig
 ) -> tuple[Any, Layout]:
-    """Return shapes and shardings of the state that `new_state(key)` returns, and its layout."""
-    boxed = _without_empty_boxes(jax.eval_shape(new_state, jax.random.key(0)))
+    """Return shapes and shardings of the state that `new_state(key)` returns, and its layout.
+
+    It is traced once: `init_sharded` of the same function, with a key of this kind, finds it.
+    """
+    with _init_settings():
+        boxed = jax.jit(new_state).eval_shape(key)
     specs = nn.get_partition_spec(boxed)
     split = spmd.logical_to_mesh_sharding(specs, mesh, list(fsdp.RULES.items()))
     params = split.params
@@ -169,29 +173,24 @@ def make_layout(
     return abstract, Layout(mesh, state, params, split.params)
 
 
-def _without_empty_boxes(state: Any) -> Any:
-    """Return a state without the names of the axes of what is not there.
-
-    An optimizer of some parameters has nothing in the place of the others.
-    """
-
-    def is_box(x: Any) -> bool:
-        return isinstance(x, nn.meta.AxisMetadata)
-
-    return jax.tree.map(
-        lambda x: x.unbox() if is_box(x) and not jax.tree.leaves(x) else x, state, is_leaf=is_box
-    )
-
-
 def init_sharded(new_state: Callable[[jax.Array], Any], shardings: Any, key: jax.Array) -> Any:
     """Return a new state, each shard of which its device computes."""
+    with _init_settings():
+        return nn.unbox(jax.jit(new_state, out_shardings=shardings)(key))
+
+
+@contextlib.contextmanager
+def _init_settings() -> Iterator[None]:
+    """Trace and compile what makes random parameters with settings of its own.
+
+    On a GPU the same bits come from a kernel of JAX's. Compiled anew for each parameter, they took
+    a minute for BERT-large, more than its train step.
+    """
     before = jax.config.jax_threefry_gpu_kernel_lowering  # pyright: ignore[reportAttributeAccessIssue]
-    # On a GPU the same bits come from a kernel of JAX's. Compiled anew for each parameter, they
-    # took a minute for BERT-large, more than its train step.
     jax.config.update("jax_threefry_gpu_kernel_lowering", True)
     try:
         with own_settings():
-            return jax.jit(lambda k: nn.unbox(new_state(k)), out_shardings=shardings)(key)
+            yield
     finally:
         jax.config.update("jax_threefry_gpu_kernel_lowering", before)
 

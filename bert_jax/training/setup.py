@@ -1,11 +1,12 @@
 """What is trained: a model, its optimizer, and the layout of their state."""
 
 import dataclasses
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import optax
+from flax import linen as nn
 from jax.sharding import Mesh
 
 from bert_jax.config import ParallelConfig, TrainConfig
@@ -24,12 +25,12 @@ class Setup:
     seed: int
     abstract_state: TrainState
     layout: Layout
+    init: Callable[[jax.Array], TrainState]  # boxed, from a key; with this very object
 
     @own_settings()  # which a thread of its own does not inherit
     def new_state(self) -> TrainState:
         """Return a randomly initialized state, on the devices."""
-        make = partial(_new_state, self.model, self.optimizer, self.seed)
-        return init_sharded(make, self.layout.state, jax.random.key(self.seed, impl=PRNG))
+        return init_sharded(self.init, self.layout.state, jax.random.key(self.seed, impl=PRNG))
 
 
 def set_up(model: Any, config: TrainConfig, rate: RateSchedule, mesh: Mesh) -> Setup:
@@ -46,10 +47,24 @@ def make_setup(
     parallel: ParallelConfig,
 ) -> Setup:
     """Return a model that has `init_params(key)`, its optimizer and their layout."""
-    make = partial(_new_state, model, optimizer, seed)
-    abstract_state, layout = make_layout(make, mesh, parallel)
-    return Setup(model, optimizer, seed, abstract_state, layout)
+
+    def init(key: jax.Array) -> TrainState:
+        return _without_empty_boxes(init_state(model.init_params(key), optimizer, key))
+
+    key = jax.random.key(seed, impl=PRNG)
+    abstract_state, layout = make_layout(init, key, mesh, parallel)
+    return Setup(model, optimizer, seed, abstract_state, layout, init)
 
 
-def _new_state(model: Any, optimizer: Any, seed: int, key: jax.Array) -> TrainState:
-    return init_state(model.init_params(key), optimizer, seed)
+def _without_empty_boxes(state: Any) -> Any:
+    """Return a state without the names of the axes of what is not there.
+
+    An optimizer of some parameters has nothing in the place of the others.
+    """
+
+    def is_box(x: Any) -> bool:
+        return isinstance(x, nn.meta.AxisMetadata)
+
+    return jax.tree.map(
+        lambda x: x.unbox() if is_box(x) and not jax.tree.leaves(x) else x, state, is_leaf=is_box
+    )

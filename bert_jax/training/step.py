@@ -38,10 +38,9 @@ class TrainState:
     rng: Any  # the run's key as raw words; it never changes, step t folds t into it
 
 
-def init_state(params: Any, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
-    """Return the state before the first step."""
-    rng = jax.random.key_data(jax.random.key(seed, impl=PRNG))
-    return TrainState(jnp.int32(0), params, optimizer.init(params), rng)
+def init_state(params: Any, optimizer: optax.GradientTransformation, key: Array) -> TrainState:
+    """Return the state before the first step of a run that has this key, one of `PRNG`."""
+    return TrainState(jnp.int32(0), params, optimizer.init(params), jax.random.key_data(key))
 
 
 def make_train_step(

@@ -72,7 +72,7 @@ def test_recipe(name):
     model = make_objective(config).model
     optimizer = make_optimizer(config.optimizer, make_rate_schedule(config.optimizer, config.steps))
     state = jax.eval_shape(
-        lambda key: nn.unbox(init_state(model.init_params(key), optimizer, 0)), jax.random.key(0)
+        lambda key: nn.unbox(init_state(model.init_params(key), optimizer, key)), jax.random.key(0)
     )
     size = sum(x.size for x in jax.tree.leaves(state.params))
     assert size == PARAMETERS.get(name, size)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from contextlib import closing
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -210,3 +211,18 @@ def test_a_new_state_does_not_depend_on_the_mesh():
         make_sharded(s, count=c, sizes=sizes) for s, c in (((1, 1, 1), 1), ((2, 2, 2), 8))
     )
     jax.tree.map(np.testing.assert_array_equal, one.new_state(), eight.new_state())
+
+
+def test_shapes_and_the_states_of_all_seeds_come_from_one_trace(monkeypatch):
+    traced = Mock(side_effect=BertForPreTraining.init_params)
+    monkeypatch.setattr(BertForPreTraining, "init_params", lambda model, key: traced(model, key))
+    setup = make_sharded((1, 1, 1), count=1)
+    first, second = (dataclasses.replace(setup, seed=seed).new_state() for seed in (0, 1))
+    assert traced.call_count == 1
+    assert first.rng.tolist() == [0, 0]
+    assert second.rng.tolist() == [0, 1]
+    kernels = [
+        traverse_util.flatten_dict(state.params, sep="/")["mlm_head/transform/kernel"]
+        for state in (first, second)
+    ]
+    assert not np.array_equal(*kernels)

@@ -20,14 +20,14 @@ from bert_jax.config import CheckpointConfig, TrainConfig
 from bert_jax.errors import TrainingError
 from bert_jax.text import tokenizer_loading
 from bert_jax.training import checkpoint
-from bert_jax.training.step import init_state
+from bert_jax.training.step import PRNG, init_state
 
 
 def state_at(step: int):
     params = {
         "dense": {"kernel": np.full((3, 2), step, np.float32), "bias": np.zeros(2, np.float32)}
     }
-    return init_state(params, optax.adam(1e-3), seed=step)
+    return init_state(params, optax.adam(1e-3), jax.random.key(step, impl=PRNG))
 
 
 def rank(held_out: Mapping[str, float]) -> float:

@@ -11,7 +11,7 @@ from helpers import batch, objective, train
 
 from bert_jax.models import attention
 from bert_jax.models.target import Target, traced_for
-from bert_jax.training.step import init_state, make_train_step
+from bert_jax.training.step import PRNG, init_state, make_train_step
 
 pytestmark = pytest.mark.devices(8)
 
@@ -45,8 +45,9 @@ def test_a_kernel_gets_no_segments_of_a_full_batch(given, has_segments, monkeypa
     kernel = Mock(side_effect=lambda config, projected, ids, **_: projected[0])
     monkeypatch.setattr(attention, "fused_attention", kernel)
     task, optimizer = objective(attention="fused", **_FUSED), optax.sgd(0.5)
-    params = jax.eval_shape(task.model.init_params, jax.random.key(0))
-    state = jax.eval_shape(lambda params: init_state(params, optimizer, 0), nn.unbox(params))
+    key = jax.random.key(0, impl=PRNG)
+    params = jax.eval_shape(task.model.init_params, key)
+    state = jax.eval_shape(lambda params: init_state(params, optimizer, key), nn.unbox(params))
     with traced_for(Target("gpu")):
         jax.eval_shape(make_train_step(task, optimizer), state, given)
     assert {call.args[2] is not None for call in kernel.call_args_list} == {has_segments}

@@ -3,12 +3,13 @@
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
 from bert_jax.objectives.labels import LabelsObjective
-from bert_jax.training.step import init_state, make_train_step
+from bert_jax.training.step import PRNG, init_state, make_train_step
 
 
 class Growing(LabelsObjective):
@@ -27,7 +28,7 @@ class Growing(LabelsObjective):
 
 def test_an_objective_knows_how_far_its_run_is():
     optimizer = optax.sgd(1.0)
-    state = init_state({"w": jnp.zeros(())}, optimizer, seed=0)
+    state = init_state({"w": jnp.zeros(())}, optimizer, jax.random.key(0, impl=PRNG))
     batch = {"input_ids": jnp.ones((1, 1), jnp.int32)}
     found = SimpleNamespace(with_steps=[], without=[])
     for steps, norms in ((4, found.with_steps), (None, found.without)):
