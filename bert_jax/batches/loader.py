@@ -38,7 +38,7 @@ def make_sequences(
 class Earlier(NamedTuple):
     """Sequences of a stage that were read before a run began."""
 
-    stage: int  # its number among the stages of a schedule, by which the text is shuffled
+    stage: int  # the number of the first stage of this length, by which the text is shuffled
     max_length: int
     sequences: int
 
@@ -60,14 +60,27 @@ class ReadBefore:
 
     def until(self, step: int, stages: Sequence[Stage]) -> "ReadBefore":
         """Return what has been read after some steps of a run, for one that forks it there."""
+        counts = self.counts(step, stages).items()
+        earlier = tuple(Earlier(*of, count) for of, count in counts)
+        return ReadBefore(step, earlier, self.shuffled_anew)
+
+    def counts(self, step: int, stages: Sequence[Stage]) -> dict[tuple[int, int], int]:
+        """Return the sequences read by a step of a run, by `_shuffle_of` their stage."""
         counts = {(stage, length): count for stage, length, count in self.earlier}
-        for number, stage in enumerate(stages):
+        for stage in stages:
             steps = min(step, stage.end) - max(stage.first_step, self.counted_from)
             if steps > 0:
-                of = number, stage.max_length
+                of = _shuffle_of(stage.max_length, stages)
                 counts[of] = counts.get(of, 0) + steps * stage.batch_size
-        earlier = tuple(Earlier(*of, count) for of, count in counts.items())
-        return ReadBefore(step, earlier, self.shuffled_anew)
+        return counts
+
+
+def _shuffle_of(length: int, stages: Sequence[Stage]) -> tuple[int, int]:
+    """Return the number of the first stage of this length, and the length.
+
+    All stages of the length read the text in one order, and each reads on from the one before.
+    """
+    return [stage.max_length for stage in stages].index(length), length
 
 
 NOTHING_READ = ReadBefore()
@@ -86,29 +99,26 @@ class TrainBatches:
         read_before: ReadBefore = NOTHING_READ,
     ):
         """Batches of another size than those of `read_before` continue where these ended."""
-        self._num_steps, self._process_indices = stages[-1].end, process_indices
-        self._counted_from, self._mixed = read_before.counted_from, corpus.mixed
+        self._stages, self._read_before = stages, read_before
+        self._process_indices, self._mixed = process_indices, corpus.mixed
+        lengths = dict.fromkeys(stage.max_length for stage in stages)
+        self._shuffles = [_shuffle_of(length, stages) for length in lengths]
+        ended = [(stage, length) for stage, length, _ in read_before.earlier]  # some of them
         make = partial(_mixed_sequences, corpus, data, (seed, read_before.shuffled_anew))
-        counts = {(stage, length): count for stage, length, count in read_before.earlier}
-        own = [counts.pop((i, stage.max_length), 0) for i, stage in enumerate(stages)]
-        self._stages = [
-            (stage, make(number, stage.max_length), count)
-            for number, (stage, count) in enumerate(zip(stages, own, strict=True))
-        ]
-        self._ended = [(count, make(*of)) for of, count in counts.items()]  # that are no stages now
+        self._sequences = {of: make(*of) for of in dict.fromkeys([*self._shuffles, *ended])}
 
     def __len__(self) -> int:
-        return self._num_steps
+        return self._stages[-1].end
 
     def __getitem__(self, step: int) -> Batch:
-        stage, sequences, earlier = next(
-            each for each in reversed(self._stages) if each[0].first_step <= step
-        )
-        indices = self._process_indices(stage.batch_size)
-        # The number of a batch counts the steps of earlier runs, whose batches may have differed.
-        skipped = earlier - max(0, self._counted_from - stage.first_step) * stage.batch_size
-        number = step - stage.first_step
-        batch = sequences.batch(number, stage.batch_size, indices, skipped)
+        stage = next(stage for stage in reversed(self._stages) if stage.first_step <= step)
+        of = _shuffle_of(stage.max_length, self._stages)
+        sequences, size = self._sequences[of], stage.batch_size
+        # The number of a batch counts the steps of earlier runs, whose batches may have differed,
+        # and of earlier stages.
+        number = step - self._stages[of[0]].first_step
+        skipped = self._read_before.counts(step, self._stages).get(of, 0) - number * size
+        batch = sequences.batch(number, size, self._process_indices(size), skipped)
         if sequences.is_full:
             return {name: value for name, value in batch.items() if name != "attention_mask"}
         return batch
@@ -133,21 +143,19 @@ class TrainBatches:
         return result
 
     def _seen(self, step: int) -> Iterator[tuple[int, MixedSequences]]:
-        """Yield the number of sequences of each stage in the first steps that are counted."""
-        yield from self._ended
-        for stage, sequences, earlier in self._stages:
-            first_step = max(stage.first_step, self._counted_from)
-            steps = max(0, min(step, stage.end) - first_step)
-            yield earlier + steps * stage.batch_size, sequences
+        """Yield the number of sequences in the first steps that are counted, by their shuffle."""
+        for of, count in self._read_before.counts(step, self._stages).items():
+            yield count, self._sequences[of]
 
     def epochs(self) -> float:
         """Return the number of passes over the text in the run."""
-        return self.progress(self._num_steps)["epoch"]
+        return self.progress(len(self))["epoch"]
 
     def statistics(self) -> dict[int, packing.PairStatistics]:
         """Return the statistics of the pairs by length; none of full blocks."""
         result = {}
-        for _, sequences, _ in self._stages:
+        for of in self._shuffles:
+            sequences = self._sequences[of]
             pairs = [kind for kind in sequences.parts if isinstance(kind, SentencePairs)]
             if pairs:
                 means = np.average(list(map(packing.statistics, pairs)), 0, sequences.weights)

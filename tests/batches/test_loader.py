@@ -71,7 +71,7 @@ def test_phases_change_length_and_batch(corpus):
     batches = train_batches(corpus, config())
     shapes = [batches[step]["input_ids"].shape for step in range(40)]
     assert shapes == [(16, 32)] * 30 + [(8, 64)] * 10
-    per_epoch = [sequences.sequences_per_epoch for _, sequences, _ in batches._stages]
+    per_epoch = [sequences.sequences_per_epoch for sequences in batches._sequences.values()]
     assert batches.epochs() == pytest.approx(30 * 16 / per_epoch[0] + 10 * 8 / per_epoch[1])
 
 
@@ -84,6 +84,31 @@ def test_batches_that_grow_are_phases_of_one_length(corpus):
     assert sizes == [16, 16, 32, 32, 64, 64]
     assert batches.progress(40)["sequences"] == 10 * 16 + 10 * 32 + 20 * 64
     assert make_schedule(run).rate.peaks == ((0, 1e-4),)
+
+
+@pytest.mark.parametrize("pairs", ["none", "nsp"])
+def test_phases_of_one_length_read_on(corpus, pairs):
+    """As a run of that length alone does, also where a phase of another length lies between."""
+    run, alone = config(), config()
+    run.data.pairs = alone.data.pairs = pairs
+    run.data.batch_size = alone.data.batch_size = 4
+    run.data.phases, alone.data.phases = (Phase(10, 32, 32), Phase(20, 64, 8), Phase(30, 32, 4)), ()
+    alone.steps = 100  # with as many sequences of 32 tokens
+    batches, expected = train_batches(corpus, run), train_batches(corpus, alone)
+    assert batches.progress(40)["sequences"] == 10 * (4 + 32 + 8 + 4)
+    found = [batches[step]["input_ids"] for step in (*range(20), *range(30, 40))]
+    found = np.concatenate(found)
+    assert len({row.tobytes() for row in found}) == 4 * alone.steps
+    if pairs == "none":  # random sentences of pairs depend on the batch
+        ids = [expected[step]["input_ids"] for step in range(alone.steps)]
+        np.testing.assert_array_equal(found, np.concatenate(ids))
+    stages = make_schedule(run).stages
+    for step in (12, 20, 34):  # a fork that changes nothing
+        read = NOTHING_READ.until(step, stages)
+        forked = loader.TrainBatches(corpus, stages, run.data, run.seed, read_before=read)
+        for later in range(step, 40):
+            assert_same_arrays(forked[later], batches[later])
+        assert forked.progress(40) == batches.progress(40)
 
 
 @pytest.mark.parametrize("start", [0, 29, 30, 39])

@@ -83,11 +83,13 @@ def test_each_text_has_the_sequences_that_it_has_alone(kind):
     steps = [batches[step] for step in range(90)]
     owner = np.concatenate([owners(batch) for batch in steps])
     assert {batch["index"].tolist() == list(range(SIZE)) for batch in steps} == {True}
+    per_epoch = 0
     for number, (part, seed) in enumerate(
         zip(corpus.mixed, part_seeds(config.seed * 1000, 3), strict=True)
     ):
         alone = loader.make_sequences(part.train, part.tokenizer, config.data, LENGTH, seed)
         count = int((owner == number).sum())
+        per_epoch += alone.sequences_per_epoch
         expected = [alone.batch(i, 1024) for i in range(-(-count // 1024))]
         for name in {*steps[0]} - {"index"}:
             found = np.concatenate([batch[name] for batch in steps])[owner == number]
@@ -101,7 +103,6 @@ def test_each_text_has_the_sequences_that_it_has_alone(kind):
         assert epochs > 1
     progress = batches.progress(90)
     assert progress["sequences"] == 90 * SIZE
-    per_epoch = sum(part.sequences_per_epoch for part in batches._stages[0][1].parts)
     assert progress["epoch"] == pytest.approx(90 * SIZE / per_epoch)
 
 
