@@ -165,6 +165,13 @@ def test_texts_in_any_iterable_are_those_of_a_list(tiny_bert):
     assert tiny_bert.encode([]).shape == (0, 16)
 
 
+def test_a_column_of_arrow_is_the_list_of_its_texts(tiny_bert):
+    pyarrow, texts = pytest.importorskip("pyarrow"), ["one two", "three"]
+    expected = tiny_bert.encode(texts)
+    for column in (pyarrow.array(texts), pyarrow.table({"text": texts})["text"]):
+        np.testing.assert_array_equal(tiny_bert.encode(column), expected)
+
+
 def test_one_program_serves_texts_of_similar_lengths(tiny_bert, compiled_shapes):
     bert = dataclasses.replace(tiny_bert)
     for text in ("a", "the river", "the river bank"):

@@ -248,7 +248,9 @@ def save(
     }
     (path / "config.json").write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
     write_weights(path, tensors)
-    for name, content in tokenizer_files.files(tokenizer, config, max_length).items():
+    reads_words = task is not None and task.reads_words
+    files = tokenizer_files.files(tokenizer, config, max_length, reads_words=reads_words)
+    for name, content in files.items():
         (path / name).write_bytes(content)
     return dataclasses.replace(exported, num_parameters=sum(x.size for x in tensors.values()))
 

@@ -18,11 +18,18 @@ from bert_jax.text.tokenizer import SentencePieceTokenizer, Tokenizer
 
 
 def files(
-    tokenizer: Tokenizer, config: ModelConfig, max_length: int | None = None
+    tokenizer: Tokenizer,
+    config: ModelConfig,
+    max_length: int | None = None,
+    *,
+    reads_words: bool = False,
 ) -> dict[str, bytes]:
     """Return the files by name: `tokenizer.json`, its settings, and the original vocabulary.
 
-    `max_length` is that to which a text is truncated; None for the number of positions.
+    Args:
+      max_length: to which a text is truncated; None for the number of positions.
+      reads_words: whether the model was trained on words, the first of which has a space before it
+        as the others have.
     """
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
     separators, has_types = num_separators(config), num_token_types(config) > 1
@@ -49,6 +56,10 @@ def files(
         if joins_otherwise or (separators == 1 and tokenizer.kind != "wordpiece"):
             joined.post_processor = template
             contents["tokenizer.json"] = joined.to_str(pretty=True).encode()
+        if reads_words:
+            text = contents["tokenizer.json"].decode()
+            text = text.replace('"add_prefix_space": false', '"add_prefix_space": true')
+            contents["tokenizer.json"] = text.encode()
         content = json.loads(contents["tokenizer.json"])
         contents |= _vocabulary(tokenizer, content)
         pre_tokenizer = content["pre_tokenizer"] or {}

@@ -39,6 +39,8 @@ def each_text(texts: Any, name: str = "texts", *, pairs: bool = False) -> Iterat
         texts = [texts]
     if hasattr(texts, "columns"):
         raise UserError(f"{name} is a table; give one column of it, such as data['text']")
+    if hasattr(texts, "to_pylist"):  # a column of Arrow
+        texts = texts.to_pylist()
     if isinstance(texts, bytes | Mapping) or not is_iterable(texts):
         raise UserError(f"{name} is {reprlib.repr(texts)}; give a text, or a list of texts")
     for index, text in enumerate(texts):

@@ -76,6 +76,8 @@ class Task(abc.ABC):
     has_queries: ClassVar[bool] = False
     # Whether a text of more tokens than the model has positions is read in windows.
     has_windows: ClassVar[bool] = False
+    # Whether an example is the words of a text, each read with a space before it.
+    reads_words: ClassVar[bool] = False
     # Whether a single window may answer for its text.
     has_deciding_windows: ClassVar[bool] = False
     # Tokens of a sequence, at most, where a model from elsewhere does not say it; None for as many

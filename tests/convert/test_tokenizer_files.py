@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import sentencepiece
 import tokenizers
-from helpers import model_config, random_bert, refused
+from helpers import model_config, random_bert, refused, untrained
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from bert_jax.config import TokenizerConfig
 from bert_jax.convert import tokenizer_files
+from bert_jax.tasks import make_task
+from bert_jax.tasks.base import Example
 from bert_jax.tasks.sequences import build_sequence
 from bert_jax.text import tokenizer as tokenizer_lib
 from bert_jax.text import tokenizer_loading, tokenizer_training
@@ -151,6 +153,20 @@ def test_pairs_are_joined_as_the_architecture_joins_them(kind, model_type):
     assert joined.ids == expected.tolist()
     types = [int(index >= second_start and model_type == "bert") for index in range(len(expected))]
     assert joined.type_ids == types
+
+
+@pytest.mark.parametrize("kind", ["byte_bpe of a bert", "byte_bpe cased", "wordpiece", "unigram"])
+def test_a_tagger_reads_words_in_transformers_as_it_was_trained_on_them(kind, tmp_path):
+    """Given as words, or as their text."""
+    tokenizer, words = MAKE[kind](), ["Nobody", "had", "placed", "smaller", "tokens"]
+    bert = untrained(random_bert(config_for(tokenizer), tokenizer), "token_classification", ["O"])
+    task, example = make_task(bert.task), Example(None, "", tuple(words), None)
+    features = task.features([example], tokenizer, bert.config, 32)
+    (expected,) = features.sequences
+    bert.export(tmp_path / "tagger")
+    exported = tokenizers.Tokenizer.from_file(str(tmp_path / "tagger" / "tokenizer.json"))
+    assert exported.encode(words, is_pretokenized=True).ids == expected.tolist()
+    assert exported.encode(" ".join(words)).ids == expected.tolist()
 
 
 def token_ids(tokenizer, text):
