@@ -93,7 +93,7 @@ def check_count(count: object, name: str) -> None:
 
     >>> check_count(3, "top_k")
     """
-    if not isinstance(count, numbers.Integral) or int(count) < 1:
+    if not isinstance(count, numbers.Integral) or isinstance(count, bool) or int(count) < 1:
         raise UserError(f"{name} is {count!r}; give a whole number, 1 or more")
 
 

@@ -46,8 +46,9 @@ class Hit:
 
     Attributes:
       text: the text as it was indexed.
-      score: the cosine of its embedding and that of the query, 1 for the same direction; of late
-        interaction a sum of such, of sparse vectors their product; or the score of a reranker.
+      score: the cosine of its embedding and that of the query, 1 for the same direction to within
+        1e-4, as vectors are stored in 16 bits; of late interaction a sum of such, of sparse vectors
+        their product; or the score of a reranker.
       file, line: where it is from; the first line of a row of a table.
       number: its number in the index, from 0: the row of `Index.vectors`, where a text has one.
 

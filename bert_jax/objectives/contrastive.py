@@ -59,10 +59,7 @@ class ContrastiveObjective(PredictionObjective):
             vectors, pull_back = jax.vjp(encode, params)
             gradient, metrics = self._by_vector(vectors, batch["labels"], weight, collectives)
             return pull_back(gradient)[0], metrics
-        encode = partial(self.apply, params, dropout_key=dropout_key)
-        parts = jax.tree.map(lambda x: x.reshape(microbatches, -1, *x.shape[1:]), dict(batch))
-        vectors = jax.lax.map(encode, parts)
-        vectors = vectors.reshape(-1, *vectors.shape[2:])
+        vectors = self.apply_in_microbatches(params, batch, dropout_key, microbatches)
         gradient, metrics = self._by_vector(vectors, batch["labels"], weight, collectives)
         batch, size = {**batch, "vector_gradient": gradient}, len(gradient) // microbatches
         by_parameter = jax.grad(self.loss, has_aux=True)

@@ -147,8 +147,7 @@ class Run:
             task=self.task,
             examples=examples,
             batcher=batcher,
-            # What fits in training.
-            batch_size=self.config.data.batch_size // self.config.optimizer.microbatches,
+            batch_size=self.config.data.batch_size,
         )
 
     def evaluate(self, params: Any) -> dict[str, float]:
@@ -186,7 +185,7 @@ def compile_program(config: FinetuneConfig, task: Task, rate: RateSchedule, mesh
         objective=objective,
         setup=setup,
         train_step=compiled(train_step, outputs=("state", "metrics")),
-        predict_step=compiled(make_predict_step(objective), outputs=PREDICT_OUTPUTS),
+        predict_step=compiled(make_predict_step(objective, microbatches), outputs=PREDICT_OUTPUTS),
     )
 
 

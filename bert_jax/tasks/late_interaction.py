@@ -179,12 +179,7 @@ class LateInteraction(EncodingTask):
         most = self.longest_text(max_length, is_query=is_query)
         most = longest_sequence(model, most)
         token = config.query_token if is_query else config.passage_token
-        before = [tokenizer.cls_id, *_ids_of([token] if token else [], tokenizer)]
-        refuse(
-            bool(token) and len(before) < 2,
-            f"the tokenizer has no token {token!r}",
-            fix="set task.query_token and task.passage_token to some that it has, or to none",
-        )
+        before = [tokenizer.cls_id, *_mark(token, tokenizer)]
         skipped = [] if is_query else _ids_of(config.skipped_tokens, tokenizer)
         skipped = [each for each in skipped if each not in (tokenizer.cls_id, tokenizer.sep_id)]
         room = most - len(before) - 1
@@ -235,6 +230,21 @@ def check_windows(model: ModelConfig, length: int, fix: str) -> None:
         f"queries are filled up to {length} tokens, and a local layer sees {nearest} to each side",
         fix=fix,
     )
+
+
+def _mark(token: str, tokenizer: Tokenizer) -> list[int]:
+    """Return the id of the token that marks a kind of text; none for an empty one."""
+    if not token:
+        return []
+    ids, settings = _ids_of([token], tokenizer), "task.query_token and task.passage_token"
+    fix = f"set {settings} to some that it has, or to none"
+    refuse(not ids, f"the tokenizer has no token {token!r}", fix=fix)
+    # Other libraries put it before a text, of which it would become a part.
+    alone, text, together = map(list, tokenizer.encode([token, "a", f"{token}a"]))
+    is_word = alone == ids and together != [*ids, *text]
+    fix = f"set {settings} to tokens that no text has, such as [unused0]"
+    refuse(is_word, f"the token {token!r}, which is to mark texts, is a word of texts", fix=fix)
+    return ids
 
 
 def _ids_of(tokens: Sequence[str], tokenizer: Tokenizer) -> list[int]:

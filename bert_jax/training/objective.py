@@ -101,6 +101,16 @@ class Objective(abc.ABC):
         key = None if dropout_key is None else DropoutKey(dropout_key, batch["index"])
         return self.model.apply({"params": params}, dropout_key=key, **{**inputs, **arguments})
 
+    def apply_in_microbatches(
+        self, params: Any, batch: Batch, dropout_key: Array | None, microbatches: int
+    ) -> Any:
+        """Return what `apply` does, in the memory of a microbatch."""
+        if microbatches == 1:
+            return self.apply(params, batch, dropout_key)
+        parts = jax.tree.map(lambda x: x.reshape(microbatches, -1, *x.shape[1:]), dict(batch))
+        outputs = jax.lax.map(lambda part: self.apply(params, part, dropout_key), parts)
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs)
+
     def at_progress(self, done: Array) -> "Objective":
         """Return the objective for a step, by the share of all steps before it."""
         return self

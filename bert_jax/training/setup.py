@@ -25,7 +25,7 @@ class Setup:
     seed: int
     abstract_state: TrainState
     layout: Layout
-    init: Callable[[jax.Array], TrainState]  # boxed, from a key; with this very object
+    init: Callable[[jax.Array], TrainState]  # returns the boxed state of a key
 
     @own_settings()  # which a thread of its own does not inherit
     def new_state(self) -> TrainState:

@@ -108,14 +108,18 @@ def make_eval_step(objective: Objective) -> Callable[..., Metrics]:
 
 def make_predict_step(
     objective: PredictionObjective,
+    microbatches: int = 1,
 ) -> Callable[..., tuple[Array, Metrics]]:
-    """Return `predict(params, batch, collectives) -> (logits, metrics)`, without dropout."""
+    """Return `predict(params, batch, collectives) -> (logits, metrics)`, without dropout.
+
+    Microbatches save memory. The metrics are those of the whole batch.
+    """
 
     def predict(
         params: Any, batch: Batch, collectives: Collectives = SINGLE_DEVICE
     ) -> tuple[Array, Metrics]:
         def run_shard(params: Any, _: Any, batch: Batch) -> tuple[Array, Metrics]:
-            logits = objective.apply(params, batch, None)
+            logits = objective.apply_in_microbatches(params, batch, None, microbatches)
             metrics = objective.metrics(logits, batch["labels"], collectives)
             # Of the whole batch, so that every process can read them.
             return collectives.all_gather(logits), collectives.psum(metrics)

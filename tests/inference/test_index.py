@@ -327,6 +327,7 @@ def test_a_model_that_is_gone(built, tmp_path, name, key_words):
         (lambda made: made.text("1"), "number is '1'"),
         (lambda made: made.search("the", top_k="3"), "top_k is '3'; give a whole number"),
         (lambda made: made.search("the", top_k=0), "top_k is 0; give a whole number"),
+        (lambda made: made.search("the", top_k=True), "top_k is True; give a whole number"),
         (lambda made: made.search(" \n"), "the query is empty; give a text"),
         (lambda made: made.search(["the bank", ""]), "query 2 of 2 is empty; give a text"),
         (lambda made: made.search("\ud800"), "is not Unicode"),

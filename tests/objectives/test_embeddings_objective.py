@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from helpers import FakeTokenizer, model_config
 
 from bert_jax.batches.buckets import Batcher, Features, balance
@@ -22,6 +23,7 @@ from bert_jax.tasks.embedding import BertForEmbedding
 from bert_jax.tasks.late_interaction import BertForLateInteraction, LateInteractionObjective
 from bert_jax.tasks.sparse import BertForSparse, SparseConfig, SparseObjective
 from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.step import make_predict_step
 
 SIZE, TEXTS, WIDTH, LENGTH = 16, 3, 8, 24
 MODEL = model_config(num_hidden_layers=1)  # with dropout, of hidden states and of attention
@@ -183,6 +185,18 @@ def test_the_same_on_any_devices_and_in_microbatches(kind, options):
     """With dropout, negatives of the whole global batch, and padding."""
     np.testing.assert_allclose(train(kind, **options), whole(kind), rtol=1e-5)
     assert whole(kind)[0][0] != whole(kind)[1][0]
+
+
+@pytest.mark.parametrize("kind", ["ranking", "late_interaction"])
+def test_a_held_out_loss_is_of_the_whole_batch(kind):
+    """In microbatches too, which have fewer negatives."""
+    objective, rows = objective_of(kind), batch(kind) if kind == "ranking" else texts_alone()
+    params = nn.unbox(objective.model.init_params(jax.random.key(0)))
+    (logits, metrics), (wanted_logits, wanted) = (
+        jax.jit(make_predict_step(objective, count))(params, rows) for count in (4, 1)
+    )
+    np.testing.assert_allclose(logits, wanted_logits, atol=1e-6)
+    np.testing.assert_allclose(metrics["loss"].total, wanted["loss"].total, rtol=1e-6)
 
 
 def test_the_same_for_examples_that_share_a_sequence():

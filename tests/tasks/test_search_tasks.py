@@ -30,7 +30,7 @@ TEXTS = ["the river bank", "a token", "the model reads a head", "bank", "sees th
 def test_the_roles_of_tokens(wordpiece):
     """A query is filled up with [MASK]s that are scored; of a passage some tokens are not."""
     config = dataclasses.replace(
-        CONFIGS["late_interaction"], query_length=8, query_token="fox", skipped_tokens=("dog",)
+        CONFIGS["late_interaction"], query_length=8, query_token="[UNK]", skipped_tokens=("dog",)
     )
     task, model = make_task(config), model_config()
     examples = [
@@ -43,7 +43,7 @@ def test_the_roles_of_tokens(wordpiece):
     assert batch["input_ids"].shape == batch["token_roles"].shape == (3, 3, 16)
     rows = batch["input_ids"][0], batch["token_roles"][0]
     tokens = [[wordpiece.id_to_token(token) for token in row] for row in rows[0]]
-    query = ["[CLS]", "fox", "the", "dog", "[SEP]", "[MASK]", "[MASK]", "[MASK]"]
+    query = ["[CLS]", "[UNK]", "the", "dog", "[SEP]", "[MASK]", "[MASK]", "[MASK]"]
     assert tokens[0][:8] == query
     assert rows[1][0].tolist() == [1] * 5 + [3] * 3 + [0] * 8
     assert tokens[1][:4] == ["[CLS]", "lazy", "dog", "[SEP]"]
@@ -253,6 +253,9 @@ def test_what_a_checkpoint_or_a_tokenizer_lacks(tiny_bert, wordpiece, tmp_path):
     task = make_task(dataclasses.replace(CONFIGS["late_interaction"], passage_token="[D]"))
     with refused("the tokenizer has no token '[D]'"):
         task.text_features(["the fox"], wordpiece, model_config(), 16)
+    task = make_task(dataclasses.replace(CONFIGS["late_interaction"], passage_token="fox"))
+    with refused("the token 'fox', which is to mark texts, is a word of texts", "as [unused0]"):
+        task.text_features(["the dog"], wordpiece, model_config(), 16)
     with refused("has 3 texts, and a:1 2"):
         examples = [Example(None, f"a:{n}", ("the",) * (n + 1), 1.0) for n in (1, 2)]
         task.features(examples, wordpiece, model_config(), 16)
