@@ -72,7 +72,7 @@ class QuestionAnsweringConfig(TaskConfig):
     """
 
     kind: str = setting("question_answering", "kind of task")
-    doc_stride: int = setting(128, "tokens between windows of a long context")
+    doc_stride: int = setting(128, "tokens from a window of a long context to the next")
     max_question: int = setting(64, "longest question, in tokens")
     max_answer: int = setting(30, "longest answer, in tokens")
     n_best: int = setting(20, "candidates of a window, and answers kept")
@@ -128,12 +128,26 @@ class QuestionAnswering(Task):
     def check(cls, config: FinetuneConfig) -> None:
         super().check(config)
         task: Any = config.task
-        max_length = config.data.max_length
+        length = config.data.max_length
+        size = max_text_tokens(2, config.model, length)
+        is_long = task.max_question > min(length // 2, size - 2)
+        question = size // 2 if is_long else task.max_question
+        room = size - question
+        is_overlapping = task.doc_stride < room
+        stride = f"task.doc_stride to {room // 2}"
         refuse(
-            task.max_question > max_length // 2,
+            is_long,
             f"task.max_question {task.max_question} leaves too little for the context of "
-            f"data.max_length {max_length}",
-            fix="lower one or raise the other",
+            f"data.max_length {length}",
+            fix=f"set task.max_question to {question}{'' if is_overlapping else f' and {stride}'}, "
+            "or raise data.max_length",
+        )
+        refuse(
+            not is_overlapping,
+            f"task.doc_stride {task.doc_stride} leaves no overlap between windows: data.max_length "
+            f"{length} has room for {room} tokens of a context beside the longest question "
+            f"(task.max_question {task.max_question})",
+            fix=f"set {stride}",
         )
 
     def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
@@ -199,13 +213,13 @@ class QuestionAnswering(Task):
                 ids, offsets = tokenizer.encode_with_offsets(context)
                 contexts[context] = list(ids), np.array(offsets, np.int32).reshape(-1, 2)
             ids, offsets = contexts[context]
-            target = None
-            if example.label:
-                text, first_character = example.label[0]
-                target = _target(text, first_character, context, offsets)
-                if isinstance(target, str):
-                    features.skipped.append(f"{example.where}: {target}")
-            windows = token_windows(len(ids), size - len(question), config.doc_stride)
+            room = size - len(question)
+            # A model from elsewhere may have fewer tokens than the stride.
+            stride = config.doc_stride if config.doc_stride < room else max(1, room // 2)
+            windows = token_windows(len(ids), room, stride)
+            target = _target(example.label[0], context, offsets, windows) if example.label else None
+            if isinstance(target, str):
+                features.skipped.append(f"{example.where}: {target}")
             for (start, end), is_central in zip(windows, _central(windows), strict=True):
                 sequence, second = build_sequence([question, ids[start:end]], tokenizer, model)
                 label = [NO_LABEL] * 2
@@ -356,15 +370,24 @@ def _distinct(candidates: Iterable[Candidate], context: str, count: int) -> tupl
     return tuple(kept.values())
 
 
-def _target(text: str, start: int, context: str, offsets: np.ndarray) -> tuple[int, int] | str:
+def _target(
+    answer: tuple[str, int], context: str, offsets: np.ndarray, windows: Sequence[tuple[int, int]]
+) -> tuple[int, int] | str:
     """Return the first and last token of an answer, or why it cannot be learned."""
+    text, start = answer
     stop = start + len(text)
     if context[start:stop].split() != text.split():  # spaces may be of other kinds
         return f"the answer {text!r} is not at character {start} of the context"
     inside = np.flatnonzero((offsets[:, 0] < stop) & (offsets[:, 1] > start))
     if not len(inside):
         return f"the answer {text!r} has no tokens"
-    return int(inside[0]), int(inside[-1])
+    first, last = int(inside[0]), int(inside[-1])
+    if not any(begin <= first and last < end for begin, end in windows):
+        return (
+            f"the answer at character {start} of the context has {last - first + 1} tokens, and no "
+            "window has them all; lower task.doc_stride, or raise data.max_length"
+        )
+    return first, last
 
 
 def _central(windows: Sequence[tuple[int, int]]) -> list[np.ndarray]:

@@ -3,8 +3,10 @@
 The search tries every start with every end, one at a time, as `run_squad.py` describes it.
 """
 
+import dataclasses
 import functools
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,7 @@ from bert_jax.tasks.question_answering import (
     QuestionAnsweringConfig,
 )
 from bert_jax.tasks.readers import Record
-from bert_jax.tasks.sequences import token_windows
+from bert_jax.tasks.sequences import max_text_tokens, token_windows
 from bert_jax.text import tokenizer_training
 
 CONTEXT = "The fox jumps over the lazy dog."  # 9 tokens: the fox jump ##s over the lazy dog .
@@ -124,8 +126,54 @@ def test_long_questions_are_truncated(tokenizer):
     with refused("a question of 9 tokens", "12 tokens, the data.max_length", "task.max_question"):
         task(max_question=9).features(examples, tokenizer, MODEL, 12)
     # A model from elsewhere may have a length below the longest question.
-    assert len(task(max_question=64).features(examples[1:], tokenizer, MODEL, 12)) == 2
-    assert len(task(max_question=8).features(examples, tokenizer, MODEL, 12)) == 9 + 2
+    assert len(task(max_question=64).features(examples[1:], tokenizer, MODEL, 12)) == 3
+    assert len(task(max_question=8).features(examples, tokenizer, MODEL, 12)) == 9 + 3
+
+
+@pytest.mark.parametrize("model_type", ["bert", "roberta"])
+@pytest.mark.parametrize("length", [*range(8, 24), 64, 96, 128, 129, 192, 384])
+def test_windows_of_a_run_overlap(model_type, length):
+    """The defaults are accepted, or refused with settings that are."""
+    model = model_config(model_type, max_position_embeddings=512)
+    data, asked = DataFiles(max_length=length), QuestionAnsweringConfig()
+    config = FinetuneConfig(data=data, task=asked, model=model)
+    room = max_text_tokens(2, model, length) - asked.max_question
+    if length >= 128 and room > asked.doc_stride:
+        QuestionAnswering.check(config)
+        return
+    with pytest.raises(bert_jax.UserError) as error:
+        QuestionAnswering.check(config)
+    if length >= 128:
+        assert f"{length} has room for {room} tokens of a context" in str(error.value)
+    advised = re.findall(r"task\.(\w+) to (\d+)", str(error.value).rpartition("; ")[2])
+    fields = {name: int(value) for name, value in advised}
+    config.task = dataclasses.replace(asked, **fields)
+    QuestionAnswering.check(config)
+    # The largest stride is one less than the tokens of a context in a window.
+    most = max_text_tokens(2, model, length) - config.task.max_question
+    config.task = dataclasses.replace(config.task, doc_stride=most)
+    with refused("task.doc_stride", "leaves no overlap"):
+        QuestionAnswering.check(config)
+
+
+def test_an_answer_that_no_window_has_is_counted(tokenizer):
+    """None of its windows is trained as one without an answer."""
+    longer, short = example([("jumps over the lazy", 8)]), example([("fox jumps over", 4)])
+    reader = task(doc_stride=3)  # windows of 5 tokens: 0 to 4, 3 to 7, and 6 to 8
+    features = reader.features([longer, short], tokenizer, MODEL, 12)
+    labels = [label.tolist() for label in features.labels]
+    assert labels == [[NO_LABEL] * 2] * 3 + [[7, 10], [0, 0], [0, 0]]
+    assert features.skipped == [
+        "dev.json: q: the answer at character 8 of the context has 5 tokens, and no window has "
+        "them all; lower task.doc_stride, or raise data.max_length"
+    ]
+
+
+def test_windows_overlap_where_a_model_is_shorter_than_the_stride(tokenizer):
+    """As those of a model from elsewhere, whose answers at a border are found."""
+    features = task(doc_stride=128).features([example([])], tokenizer, MODEL, 12)
+    starts = [int(window.offsets[0][0]) for window in features.notes]
+    assert starts == [0, 8, 14]
 
 
 def google_windows(size, room, stride):
@@ -198,18 +246,21 @@ def test_every_answer_is_in_a_window_and_read_from_it(case, kind, room, stride):
     reader = task(doc_stride=stride, max_answer=100, n_best=3)
     length = 3 + len(tokenizer.encode(["fox"])[0]) + max(room, 8)
     features = reader.features([of_example], tokenizer, MODEL, length)
-    assert features.skipped == []
     assert all(len(sequence) <= length for sequence in features.sequences)
     _, offsets = tokenizer.encode_with_offsets(context)
     inside = [i for i, (b, e) in enumerate(offsets) if b < begin + len(answer) and e > begin]
-    windows = google_windows(len(offsets), max(room, 8), stride)
+    room = max(room, 8)
+    stride = stride if stride < room else room // 2  # windows always overlap
+    windows = google_windows(len(offsets), room, stride)
     has_it = [start <= inside[0] and inside[-1] < start + size for start, size in windows]
-    assert [bool(label[0]) for label in features.labels] == has_it
-    if len(inside) <= max(room, 8) - min(stride, max(room, 8)) + 1:
+    assert [label[0] > 0 for label in features.labels] == has_it
+    assert [label[0] == NO_LABEL for label in features.labels] == [not any(has_it)] * len(has_it)
+    assert len(features.skipped) == (not any(has_it))
+    if len(inside) <= room - stride + 1:
         assert any(has_it)
     for index, label in enumerate(features.labels):
         first = label[0] - features.second_starts[index]
-        if label[0] and features.notes[index].is_central[first]:
+        if label[0] > 0 and features.notes[index].is_central[first]:
             logits = np.zeros((2, len(features.sequences[index])))
             logits[[0, 1], label] = 1
             predictions = reader.collect(None, features, index, logits)
@@ -460,7 +511,7 @@ def test_held_out_answers_need_not_be_where_their_files_say(shallow_bert, tmp_pa
         for text in ("model", "Model")
     ]
     data = DataFiles(max_length=32, batch_size=1)
-    config = FinetuneConfig(epochs=2.0, data=data, task=task().config)
+    config = FinetuneConfig(epochs=2.0, data=data, task=task(doc_stride=8).config)
     train, held_out = rows[:1], rows[1:]
     result = bert_jax.finetune(
         config, shallow_bert, tmp_path / "run", train=train, eval=held_out, quiet=True
