@@ -123,13 +123,13 @@ def predict(
     if model.task is None or not isinstance(model.model, TaskModel):
         raise UserError("the model has no head of a task; fine-tune it first")
     check_count(batch_size, "batch_size")
-    data = dataclasses.replace(
-        model.data, text=text or model.data.text, label=label or model.data.label
-    )
+    named = {name: value for name, value in (("text", text), ("label", label)) if value}
+    data = dataclasses.replace(model.data, **named)
     settings.check(data, "data.")
     task = make_task(model.task)
-    if text or label:
-        task.check_columns(data)
+    changed = {name: named[name] for name in named if named[name] != getattr(model.data, name)}
+    sources = [str(examples)] if isinstance(examples, Path) else []
+    task.check_columns(dataclasses.replace(DataFiles(), **changed), sources)
     examples = _examples_of(task, data, examples)
     if not task.labels:  # of a foreign multiple choice, whose choices have no names
         task = type(task)(task.config, task.label_names(examples))

@@ -145,8 +145,8 @@ class Task(abc.ABC):
         )
 
     @classmethod  # noqa: B027 - nearly all kinds read them
-    def check_columns(cls, data: DataFiles) -> None:
-        """Refuse names of columns that a task does not read."""
+    def check_columns(cls, data: DataFiles, sources: Sequence[Any] = ()) -> None:
+        """Refuse names of columns that a task does not read, or not of these sources."""
 
     @classmethod
     def continued(

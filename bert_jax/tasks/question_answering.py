@@ -115,7 +115,7 @@ class QuestionAnswering(Task):
         super().__init__(config, labels)
 
     @classmethod
-    def check_columns(cls, data: DataFiles) -> None:
+    def check_columns(cls, data: DataFiles, sources: Sequence[Any] = ()) -> None:
         default = DataFiles()
         for name in ("text", "label"):
             refuse(

@@ -12,7 +12,7 @@ from scipy.special import softmax
 from bert_jax.batches.buckets import NO_LABEL, Features
 from bert_jax.config import DataFiles, ModelConfig, TaskConfig
 from bert_jax.console import counted
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, refuse
 from bert_jax.models.heads import TaskModel
 from bert_jax.tasks import readers
 from bert_jax.tasks.base import Example, Task
@@ -22,6 +22,7 @@ from bert_jax.text.records import JSON_LINES, Record, is_dataset
 from bert_jax.text.tokenizer import Tokenizer
 
 _OUTSIDE = "O"  # the tag of a word of no entity
+_COLUMNS = {"text": "tokens", "label": "ner_tags"}  # of CoNLL 2003 as a dataset
 _PREFIXES = ("B-", "I-", "E-", "S-")  # of the tags that seqeval reads
 
 
@@ -45,10 +46,20 @@ class TokenClassification(Task):
             self.default_metrics = self.known_metrics = ("accuracy",)
         super().__init__(config, labels)
 
+    @classmethod
+    def check_columns(cls, data: DataFiles, sources: Sequence[Any] = ()) -> None:
+        default = DataFiles()
+        is_conll = all(isinstance(source, str) and _is_conll(source) for source in sources)
+        for name, usual in _COLUMNS.items():
+            refuse(
+                sources and is_conll and getattr(data, name) not in (usual, getattr(default, name)),
+                f"data.{name} names a column, and those of a CoNLL file have no names: the first "
+                "is the word, and the last its tag",
+                fix="leave it out",
+            )
+
     def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
-        if is_dataset(source) or file_type(source) in (*JSON_LINES, ".parquet"):
-            return super().read_records(source, data)
-        return readers.conll(source)
+        return readers.conll(source) if _is_conll(source) else super().read_records(source, data)
 
     def select_fields(self, record: Record, data: DataFiles) -> Mapping[str, Any]:
         words = record.field(data.text, "data.text")
@@ -228,6 +239,11 @@ def _windows(sizes: Sequence[int], room: int, stride: int) -> list[tuple[int, in
             return windows
         following = int(np.searchsorted(ends, ends[first] + stride))
         first = min(max(following, first + 1), end)
+
+
+def _is_conll(source: str) -> bool:
+    """Return whether a source is a file of words in columns, which have no names."""
+    return not is_dataset(source) and file_type(source) not in (*JSON_LINES, ".parquet")
 
 
 def _is_of_entities(tag: str) -> bool:

@@ -1,20 +1,22 @@
 """Token classification: features by hand, every word once, entities against plain BIO."""
 
+import dataclasses
 import json
 import math
 from collections import Counter, defaultdict
+from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import model_config, refused, write_file
+from helpers import model_config, refused, untrained, write_file
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bert_jax.batches.buckets import NO_LABEL
-from bert_jax.config import DataFiles, TaskConfig, TokenizerConfig
+from bert_jax.config import DataFiles, FinetuneConfig, TaskConfig, TokenizerConfig
 from bert_jax.tasks import readers
 from bert_jax.tasks.base import Example
-from bert_jax.tasks.datasets import read_examples
+from bert_jax.tasks.datasets import load_datasets, read_examples
 from bert_jax.tasks.token_classification import TokenClassification
 from bert_jax.text import tokenizer_training
 
@@ -277,6 +279,36 @@ def test_a_table_with_commas_is_refused(tmp_path, name):
         read(path)
     with refused("no.csv does not exist"):
         read(tmp_path / "no.csv")
+
+
+@pytest.mark.parametrize("name", ["text", "label"])
+def test_columns_without_names_are_not_named(tmp_path, tiny_bert, name):
+    """A setting that names one had no effect."""
+    columns = write_file(tmp_path / "a.conll", "The O\nfox B-PER\n\nDog B-PER\n")
+    row = {"w": ["The", "fox"], "t": ["O", "B-PER"]}
+    lines = write_file(tmp_path / "a.jsonl", json.dumps(row))
+    key_words = f"data.{name} names a column", "the last its tag; leave it out"
+
+    def load(train, named, held_out=None, **data):
+        data = DataFiles(train=train, **named, **data)
+        config = FinetuneConfig(task=TaskConfig("token_classification"), data=data)
+        load_datasets(config, held_out=held_out)
+
+    with refused(*key_words):
+        load(columns, {name: "pos"}, eval=columns)
+    for named in ({}, {"text": "tokens", "label": "ner_tags"}):  # those of the recipe
+        load(columns, named)
+    own = {"text": "w", "label": "t"}
+    load(lines, own, eval=columns)
+    load(columns, own, eval=columns, test=lines)
+    load(columns, own, [row])
+
+    bert = untrained(tiny_bert, "token_classification", BIO)
+    with refused(*key_words):
+        bert.predict(Path(columns), **{name: "pos"})
+    bert = dataclasses.replace(bert, data=DataFiles(**own))
+    assert bert.predict(Path(columns), **{name: own[name]}).scores
+    assert bert.predict(Path(lines), **own).scores
 
 
 def test_round_trip_of_predictions(tmp_path):
