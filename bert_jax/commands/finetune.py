@@ -12,6 +12,7 @@ import argparse
 from bert_jax.commands import process
 from bert_jax.commands.flags import Parser, add_config, add_run, read_config
 from bert_jax.config import FinetuneConfig
+from bert_jax.errors import refuse
 from bert_jax.storage.paths import CHECKPOINT
 
 
@@ -21,4 +22,11 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace, words: list[str]) -> None:
-    process.train("finetune", args, read_config(args.config, words, FinetuneConfig))
+    recipe = read_config(args.config, words, FinetuneConfig)
+    data = recipe.config.data
+    refuse(
+        data.eval and "data.eval_fraction" in recipe.fields,
+        f"data.eval_fraction {data.eval_fraction} has no effect beside data.eval {data.eval}",
+        fix="leave it out, or set data.eval=none to hold out a part of the training examples",
+    )
+    process.train("finetune", args, recipe)

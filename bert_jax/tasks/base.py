@@ -19,6 +19,7 @@ from bert_jax.errors import UserError, refuse
 from bert_jax.models.heads import TaskModel
 from bert_jax.objectives.labels import LabelsObjective
 from bert_jax.tasks import readers
+from bert_jax.tasks.sequences import longest_sequence
 from bert_jax.text.records import Record, read_records
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.objective import PredictionObjective
@@ -76,6 +77,8 @@ class Task(abc.ABC):
     has_queries: ClassVar[bool] = False
     # Whether a text of more tokens than the model has positions is read in windows.
     has_windows: ClassVar[bool] = False
+    # Whether one of more than `data.max_length` is, and not truncated.
+    has_short_windows: ClassVar[bool] = False
     # Whether an example is the words of a text, each read with a space before it.
     reads_words: ClassVar[bool] = False
     # Whether a single window may answer for its text.
@@ -115,6 +118,7 @@ class Task(abc.ABC):
     def check(cls, config: FinetuneConfig) -> None:
         """Refuse settings of a run that this task cannot be trained with."""
         labels, stride = config.task.labels, config.task.stride
+        length, positions = config.data.max_length, config.model.max_position_embeddings
         cls.check_columns(config.data)
         refuse(
             stride and not cls.has_windows,
@@ -128,9 +132,18 @@ class Task(abc.ABC):
             fix="leave it out",
         )
         refuse(
-            stride > config.model.max_position_embeddings - 2,
-            f"task.stride {stride} exceeds the {config.model.max_position_embeddings - 2} tokens "
-            "of a window, so that no window has those between",
+            (stride or config.task.window_confidence)
+            and length <= positions
+            and not cls.has_short_windows,
+            f"task.{'stride' if stride else 'window_confidence'} is of windows, which no text has: "
+            f"data.max_length {length} is not above the {positions} positions of the model",
+            fix="leave it out, or raise data.max_length",
+        )
+        room = longest_sequence(config.model, length) - 2
+        refuse(
+            stride > room,
+            f"task.stride {stride} exceeds the {room} tokens of a window, so that no window has "
+            "those between",
             fix="lower it",
         )
         refuse(

@@ -136,6 +136,11 @@ class QuestionAnswering(Task):
         is_overlapping = task.doc_stride < room
         stride = f"task.doc_stride to {room // 2}"
         refuse(
+            task.null_threshold and not task.with_unanswerable,
+            f"task.null_threshold {task.null_threshold} is for questions that may have no answer",
+            fix="leave it out, or set task.with_unanswerable=True",
+        )
+        refuse(
             is_long,
             f"task.max_question {task.max_question} leaves too little for the context of "
             f"data.max_length {length}",

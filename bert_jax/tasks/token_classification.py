@@ -36,7 +36,7 @@ class TokenClassification(Task):
     transformers_class = "ForTokenClassification"
     file_suffixes = (".conll",)
     pipeline_tag = "token-classification"
-    has_windows = reads_words = True
+    has_windows = has_short_windows = reads_words = True
     has_txt_lines = False  # but words in columns
     value_form = "a list of words, or a dict of the columns of data.text and data.label"
     default_metrics, known_metrics = ("f1",), ("accuracy", "precision", "recall", "f1")

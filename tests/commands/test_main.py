@@ -88,6 +88,11 @@ def test_help_lists_the_fields_of_a_recipe(bert_jax_main, capsys):
         ("pretrain --zzz", "--help-all lists the flags"),
         ("pretrain --config.learning_rte=1", "did you mean --config.optimizer.learning_rate?"),
         ("pretrain --config.data.pairs=ns", "did you mean nsp?"),
+        (
+            "finetune --config.data.eval_fraction=0.3",
+            "--config.data.eval_fraction 0.3 has no effect beside --config.data.eval builtin@eval; "
+            "leave it out, or set --config.data.eval=none",
+        ),
         ("finetune --config=finetune/glue:mrcp", "did you mean mrpc?"),
         ("prepare builtin s --vocab-size=-1", "--vocab-size is -1"),
         ("prepare t.csv s --vocab-size=9", "too small"),

@@ -350,6 +350,14 @@ def test_no_answer_and_its_threshold(tokenizer):
     assert reader.constant_score([fox, none, none]) == pytest.approx(2 / 3)
 
 
+def test_a_threshold_of_no_answer_is_of_questions_that_may_have_none():
+    config = FinetuneConfig(data=DataFiles(max_length=384), task=task(null_threshold=1.0).config)
+    with refused("task.null_threshold 1.0 is for questions that may", "with_unanswerable=True"):
+        QuestionAnswering.check(config)
+    config.task = task(null_threshold=1.0, with_unanswerable=True).config
+    QuestionAnswering.check(config)
+
+
 def test_predictions_as_files_and_as_plain_values(tokenizer):
     reader = task(n_best=3, with_unanswerable=True)
     of_example = example([("fox", 4)])

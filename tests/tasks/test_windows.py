@@ -131,6 +131,17 @@ def test_pairs_and_strides_that_have_no_windows(wordpiece):
     config.task.stride = POSITIONS - 1
     with refused("task.stride 31 exceeds the 30 tokens of a window"):
         validate_finetuning(config)
+    unread = FinetuneConfig(model=MODEL, data=DataFiles(max_length=32))
+    for name, value in (("stride", 8), ("window_confidence", 0.9)):
+        unread.task = TaskConfig(**{name: value})
+        with refused(f"task.{name} is of windows, which no text has: data.max_length 32 is not ab"):
+            validate_finetuning(unread)
+    tags = TaskConfig("token_classification", stride=14)  # has windows at any length
+    tagging = FinetuneConfig(model=MODEL, data=DataFiles(max_length=16), task=tags)
+    validate_finetuning(tagging)
+    tags.stride = 15
+    with refused("task.stride 15 exceeds the 14 tokens of a window"):
+        validate_finetuning(tagging)
     choosing = dataclasses.replace(config, task=TaskConfig("multiple_choice"))
     with refused("data.max_length 200 exceeds model.max_position_embeddings 32"):
         validate_finetuning(choosing)
