@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -102,7 +103,9 @@ class TextTask(Task):
     def read_label(self, label: Any, where: str) -> Any:
         """Return the label of an example from the value in its file."""
         label = readers.whole(label)
-        if not isinstance(label, str | int):  # True is "True", as pandas writes it to a .csv
+        is_number = isinstance(label, float | Decimal) and math.isfinite(readers.to_number(label))
+        # True is "True", as pandas writes it to a .csv.
+        if not is_number and not isinstance(label, str | int):
             raise UserError(f"{where}: the label {label!r} is no name; give a text or a number")
         return str(label).strip()
 

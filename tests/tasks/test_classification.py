@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -175,10 +176,15 @@ def test_the_confusion_matrix_of_many_classes_has_a_bounded_size(tmp_path):
     assert all(int.from_bytes(header[i : i + 4], "big") < 5000 for i in (0, 4))  # pixels
 
 
-def test_whole_numbers_that_pandas_made_floats_are_names():
-    assert classes("1", "2").read_label(1.0, "here") == "1"
-    with refused("the label 1.5 is no name"):
-        classes("1", "2").read_label(1.5, "here")
+def test_numbers_are_names():
+    """Those that are whole are named as such, also where pandas made them floats."""
+    half, cents = Decimal("1.5"), Decimal("1.50")
+    for label, name in ((1, "1"), (1.0, "1"), (1.5, "1.5"), (-2e-7, "-2e-07"), (half, "1.5")):
+        assert classes().read_label(label, "here") == name
+    assert classes().read_label(cents, "here") == "1.50"  # as pandas writes it to a .csv
+    for label in (math.nan, math.inf, Decimal("NaN"), Decimal("sNaN"), Decimal("-Infinity")):
+        with refused("the label ", "is no name; give a text or a number"):
+            classes().read_label(label, "here")
 
 
 def test_letters_that_the_font_lacks_are_drawn_without_a_warning(tmp_path, recwarn):
@@ -269,7 +275,7 @@ def test_true_and_false_are_the_same_classes_in_each_form(tmp_path):
     ("row", "fields", "key_words"),
     [
         ({"sentence": "A", "label": [True]}, {}, "the label [True] is no name"),
-        ({"sentence": "A", "label": 1.5}, {}, "the label 1.5 is no name"),
+        ({"sentence": "A", "label": math.inf}, {}, "the label inf is no name"),
         ({"sentence": "A", "label": "high"}, {"task": numbers()}, "the label 'high' is no number"),
         ({"sentence": "A", "label": "nan"}, {"task": numbers()}, "the label 'nan' is no number"),
         ({"sentence": " ", "label": "no"}, {}, "a text is ' '"),
