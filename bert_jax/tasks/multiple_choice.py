@@ -68,6 +68,7 @@ class MultipleChoice(Classification):
         if texts[1] is None:  # as a data frame has an empty start
             texts = (texts[0], "", *texts[2:])
         for position, (name, text) in enumerate(zip(record.fields["columns"], texts, strict=True)):
+            readers.refuse_number(text, where)
             if not isinstance(text, str) or (position != 1 and not text.strip()):
                 raise UserError(f"{where}: {name} is empty; fill it in or remove the line")
         choices = tuple(map(str, range(len(texts) - 2)))

@@ -8,7 +8,7 @@ from typing import Any
 
 from bert_jax.config import DataFiles
 from bert_jax.console import counted
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, refuse
 from bert_jax.text import builtin
 from bert_jax.text.classes import ClassName
 from bert_jax.text.files import existing, file_type, read_lines
@@ -128,12 +128,23 @@ def _items(value: Any, key: str, where: str, separator: str = ".") -> list[tuple
 def check_texts(texts: Iterable[Any], where: str) -> None:
     """Refuse a text of an example that is none, or empty."""
     for text in texts:
+        refuse_number(text, where)
         if not isinstance(text, str) or not text.strip():
             raise UserError(f"{where}: a text is {text!r}; fill it in or remove the line")
 
 
+def refuse_number(text: Any, where: str) -> None:
+    """Refuse a number where a text is expected, but for NaN, which pandas has for none."""
+    refuse(
+        isinstance(text, int | float) and not isinstance(text, bool) and text == text,
+        f"{where}: the number {text} is where a text is expected",
+        fix="put it in quotes, as a text",
+    )
+
+
 def text_field(fields: Mapping[str, Any], name: str, where: str) -> str:
     """Return a field that must have a text."""
-    if not isinstance(value := fields.get(name), str) or not value.strip():
+    refuse_number(value := fields.get(name), where)
+    if not isinstance(value, str) or not value.strip():
         raise UserError(f"{where} has no {name}; fill it in or remove the entry")
     return value

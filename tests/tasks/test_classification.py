@@ -279,6 +279,8 @@ def test_true_and_false_are_the_same_classes_in_each_form(tmp_path):
         ({"sentence": "A", "label": "high"}, {"task": numbers()}, "the label 'high' is no number"),
         ({"sentence": "A", "label": "nan"}, {"task": numbers()}, "the label 'nan' is no number"),
         ({"sentence": " ", "label": "no"}, {}, "a text is ' '"),
+        ({"sentence": 5, "label": "no"}, {}, "a.jsonl:1: the number 5 is where a text is expected"),
+        ({"sentence": math.nan, "label": "no"}, {}, "a text is nan; fill it in"),
         ({"sentence": "A", "label": ""}, {}, "has no label"),
         ({"sentence": "A", "label": "no"}, {"label": "gold"}, "has no label"),
         ({"sentence": "A", "label": "no"}, {"text": "sentence,b"}, "has no column 'b'"),

@@ -112,7 +112,8 @@ COLUMNS = "sent1,sent2,ending0,ending1"
         ({}, "sent1,sent2,ending0", "has 3 texts"),
         ({"ending1": " "}, COLUMNS, "ending1 is empty"),
         ({"sent1": ""}, COLUMNS, "sent1 is empty"),
-        ({"sent2": 3}, COLUMNS, "sent2 is empty"),
+        ({"sent2": 3}, COLUMNS, "the number 3 is where a text is expected; put it in quotes"),
+        ({"sent2": [3]}, COLUMNS, "sent2 is empty"),
     ],
 )
 def test_rows_that_are_refused(tmp_path, changes, text, key_words):

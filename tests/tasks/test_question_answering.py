@@ -464,6 +464,10 @@ def test_questions_in_memory_have_ids_of_their_own():
     [
         ({**ASKED, "question": " \n"}, "has no question; "),
         ({**ASKED, "context": " \n"}, "has no context; "),
+        (
+            {**ASKED, "question": 2.5},
+            "the number 2.5 is where a text is expected; put it in quotes",
+        ),
         ({**ASKED, "answers": {"text": [""], "answer_start": [0]}}, "an answer is '' at 0; give"),
     ],
 )
