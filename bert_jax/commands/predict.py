@@ -100,9 +100,17 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
             say(f"{counted(count, 'example')}: {', '.join(map(str, paths))}")
         if lines is None:
             scores = (f"{name} {value:z.4f}" for name, value in predictions.scores.items())
-            say(", ".join(scores) or "no scores: not every example has a label")
+            say(", ".join(scores) or f"no scores: {_no_label(predictions.examples)}")
     if truncated:
         say(f"truncated {task.truncation(truncated, bert.data)}")
+
+
+def _no_label(examples: Sequence["Example"]) -> str:
+    """Return why examples have no scores, with the column that the first of them lacks."""
+    for example in examples:
+        if example.absent_column:
+            return f"{example.where} has no column {example.absent_column!r}; --label names another"
+    return "not every example has a label"
 
 
 def _given(args: argparse.Namespace, task: "Task", data: "DataFiles") -> Lines:

@@ -61,7 +61,8 @@ class TextTask(Task):
         texts = tuple(record.field(name, "data.text") for name in columns)
         values = record.fields
         label = values.get(data.label)
-        return {"id": values.get("id"), "columns": columns, "texts": texts, "label": label}
+        fields = {"id": values.get("id"), "columns": columns, "texts": texts, "label": label}
+        return fields | {"row": record}
 
     def plain_fields(self, value: Any) -> Mapping[str, Any] | None:
         texts = (value,) if isinstance(value, str) else value

@@ -18,7 +18,7 @@ from bert_jax.errors import UserError, refuse
 from bert_jax.tasks import glue, make_task
 from bert_jax.tasks.base import Example, Task
 from bert_jax.text import builtin, memory
-from bert_jax.text.records import is_dataset
+from bert_jax.text.records import Record, is_dataset
 
 _RELABEL = "correct it, or give all in task.labels, and --config.new_head=True beside a head"
 _SPLIT_SEED = 0  # the same held-out examples for every seed of a run
@@ -165,8 +165,8 @@ def read_examples(
         example = example and task.complete(example, data, labelled=labelled)
         if example is None:
             num_skipped += 1
-        elif labelled and example.label is None:
-            raise UserError(f"{example.where} has {task.missing_label}")
+        elif example.label is None:
+            examples.append(_without_label(task, example, record, data, labelled=labelled))
         else:
             examples.append(example)
     if num_skipped:
@@ -178,6 +178,19 @@ def read_examples(
             "in LF or CRLF)"
         )
     return examples
+
+
+def _without_label(
+    task: Task, example: Example, record: Record, data: DataFiles, *, labelled: bool
+) -> Example:
+    """Return an example without a label, with the column that is absent; refuse a labelled one."""
+    row = record.fields.get("row")
+    if labelled:
+        if row:
+            row.field(data.label, "data.label")
+        raise UserError(f"{example.where} has {task.missing_label}")
+    is_absent = row and data.label not in row.fields
+    return dataclasses.replace(example, absent_column=data.label) if is_absent else example
 
 
 def check_same_head(task: Task, head: TaskConfig) -> None:

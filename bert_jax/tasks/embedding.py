@@ -237,7 +237,7 @@ class Embedding(Retrieval):
         fields = super().select_fields(record, data)
         if self.has_pairs_alone:
             return fields
-        return {**fields, "score": record.fields.get(data.label)}
+        return {**fields, "score": record.fields.get(data.label), "row": record}
 
     def plain_fields(self, value: Any) -> Mapping[str, Any] | None:
         fields = super().plain_fields(value)

@@ -63,8 +63,8 @@ class TokenClassification(Task):
 
     def select_fields(self, record: Record, data: DataFiles) -> Mapping[str, Any]:
         words = record.field(data.text, "data.text")
-        fields = record.fields
-        return {"id": fields.get("id"), "tokens": words, "tags": fields.get(data.label)}
+        id, tags = map(record.fields.get, ("id", data.label))
+        return {"id": id, "tokens": words, "tags": tags, "row": record}
 
     def plain_fields(self, value: Any) -> Mapping[str, Any] | None:
         return {"tokens": value, "tags": None} if _is_list(value) else None

@@ -86,6 +86,20 @@ def test_predict_prints_a_table_as_json(tiny_finetuning, tmp_path, monkeypatch, 
     assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
 
 
+def test_predict_says_why_there_are_no_scores(
+    tiny_finetuning, tmp_path, monkeypatch, bert_jax_main
+):
+    monkeypatch.chdir(tmp_path)
+    for columns, reason in (
+        ("sentence,Label", "a.csv:2 has no column 'label'; --label names another"),
+        ("sentence,label", "not every example has a label"),
+    ):
+        (tmp_path / "a.csv").write_text(f"{columns}\nThe river.,\nThe bank.,first\n")
+        assert f"no scores: {reason}\n" in bert_jax_main(
+            "predict", tiny_finetuning.checkpoint, "a.csv"
+        )
+
+
 def test_fill_mask_of_lines(tiny_run, tiny_bert, stdin, bert_jax_main):
     feed(stdin, b"the [MASK] of [MASK]\n\na [MASK]\n")
     first, second = parse(bert_jax_main("fill-mask", tiny_run.checkpoint, "-", "--json"))

@@ -72,7 +72,7 @@ def test_scored_pairs(tmp_path):
         ("a.tsv", "query\tpassage\tlabel\nfox\tdog\t7\n", {"loss": "cosine"}, "'7' is no cosine"),
         ("a.tsv", "query\tpassage\tlabel\nfox\tdog\tx\n", {"loss": "cosent"}, "'x' is no number"),
         ("a.tsv", "query\tpassage\tlabel\nfox\tdog\t\n", {"loss": "cosent"}, "has no label"),
-        ("a.tsv", "query\tpassage\nfox\tdog\n", {"loss": "cosent"}, "has no label"),
+        ("a.tsv", "query\tpassage\nfox\tdog\n", {"loss": "cosent"}, "has no column 'label'; set"),
         ("a.tsv", "sentence\na fox\n", {"data": DataFiles()}, "one text; name two columns"),
         ("a.txt", "a fox\n", {"data": DataFiles()}, "a.txt:1 is a text alone"),
         (

@@ -50,8 +50,11 @@ def test_labels_are_separated_in_a_table_and_a_list_in_json(tmp_path):
             read(lines)
     table.write_text("sentence\nfox\n")
     assert read(table, is_labelled=False)[0].label is None
-    with refused("a.tsv:2 has no label; give '' or [] where none applies"):
+    with refused("a.tsv:2 has no column 'label'; set data.label to one of sentence"):
         read(table)
+    lines.write_text('{"sentence": "fox", "label": null}')
+    with refused("a.jsonl:1 has no label; give '' or [] where none applies"):
+        read(lines)
 
 
 def test_labels_that_are_unknown_or_that_nothing_has(tmp_path):

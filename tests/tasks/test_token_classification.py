@@ -341,6 +341,8 @@ def test_files_of_json_lines(tmp_path, ending):
     ]
     with refused(f"a.{ending}:1 has no column 'x'"):
         read(path, text="x")
+    with refused(f"a.{ending}:3 has no column 't'; set data.label to one of w"):
+        read_examples(task(), str(path), DataFiles(text="w", label="t"), labelled=True)
 
 
 @pytest.mark.parametrize(
