@@ -54,6 +54,12 @@ def load_datasets(
     for name in (eval_sources or {"eval"}) & test_sources.keys():
         raise UserError(f"data.eval and data.test both have a set {name}; give one another name")
     task = make_task(config.task, config.task.labels or labels)
+    for name in (*eval_sources, *test_sources):
+        refuse(
+            any(f".{name}{suffix}" in task.file_suffixes for suffix in task.file_suffixes),
+            f"a set is named {name}, and another file of predictions has its name",
+            fix="give it another one",
+        )
     task.check_columns(data, [train_source, *eval_sources.values(), *test_sources.values()])
     read = partial(read_examples, task, data=data)
     train = read(train_source, labelled=True, name="train")

@@ -105,7 +105,13 @@ def questions(records: Iterable[Record], *, need_ids: bool = True) -> Iterator[R
 
 
 def _nested_questions(source: str) -> Iterator[Record]:
-    lines = read_lines(existing(source, REMEDY), strip=False, longest=1 << 30)
+    path = existing(source, REMEDY)
+    refuse(
+        file_type(path) in (".csv", ".tsv"),
+        f"{source} is a table, in which answers have no form",
+        fix="give SQuAD's .json, or a .jsonl or .parquet of id, question, context and answers",
+    )
+    lines = read_lines(path, strip=False, longest=1 << 30)
     text = "".join(line for line, _ in lines)
     if not text.strip():
         return

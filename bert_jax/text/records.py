@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.console import counted, show
-from bert_jax.errors import UserError, first_line, nearest
+from bert_jax.errors import UserError, first_line, nearest, refuse
 from bert_jax.text.classes import ClassName, class_names, table_features
 from bert_jax.text.files import STDIN, existing, file_type, line_name, open_file, read_lines, suffix
 from bert_jax.text.sentences import MAX_DOCUMENT_CHARACTERS
@@ -293,6 +293,11 @@ def _rows(path: Path | str) -> Iterator[tuple[int, list[str], int]]:
                 yield number, row, position
             number = reader.line_num + 1
     except csv.Error as error:
+        refuse(
+            str(error).startswith("new-line"),
+            f"{path}:{number}: a line ends in CR alone, and only LF and CRLF are read",
+            fix="convert the line ends, or put quotes around a field with a CR",
+        )
         raise UserError(f"{path}:{number}: {error}; fix its quotes, or the line") from error
 
 

@@ -13,6 +13,7 @@ from bert_jax.tasks import datasets
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.datasets import Datasets, check_same_head, load_datasets, parse_sources
+from bert_jax.tasks.question_answering import QuestionAnsweringConfig
 
 
 @pytest.fixture
@@ -126,6 +127,11 @@ UNKNOWN, HEAD = "the label 'c' is none of those of the training data", "head: a,
             {"train": "ab.tsv", "test": "eval=ab.tsv"},
             {},
             ["both have a set eval; give one another"],
+        ),
+        (
+            {"train": "a.json", "test": "nbest=b.json"},
+            {"task": QuestionAnsweringConfig()},
+            ["a set is named nbest, and another file of predictions has its name; give it another"],
         ),
         ({"train": "."}, {"task": TaskConfig(glue="mnli")}, ["./train.tsv has no examples; give"]),
         ({"train": "ab.tsv", "eval": "abbc.tsv"}, {}, ["abbc.tsv:5: ", UNKNOWN, HEAD]),

@@ -48,6 +48,12 @@ PARAGRAPH = '{"data": [{"paragraphs": [%s]}]}'
         ("a.conll", "a O\nb\n", ":2: 1 column where the first word has 2"),
         ("a.conll", "a\tO\n\tO\n", ":2: an empty column"),
         ("a.conll", "a\tO\nb\t\n", ":2: an empty column"),
+        (
+            "q.csv",
+            "id,question\n1,Who?\n",
+            "is a table, in which answers have no form; give SQuAD's",
+        ),
+        ("q.tsv.xz", "id\tquestion\n1\tWho?\n", "or a .jsonl or .parquet of id, question, context"),
         ("a.json", "{", "is not JSON"),
         ("a.json", '{"data": {}}', "has no list 'data'"),
         ("a.json", '{"data": [3]}', "data[0] has no list 'paragraphs'"),
