@@ -238,10 +238,10 @@ _TASKS = {  # by file name: the task, its columns and a small file
     "b.jsonl": (TaskConfig(kind="token_classification"), "tokens", _WORDS * 3),
     "a.json": (
         QuestionAnsweringConfig(with_unanswerable=True),
-        "",
+        "sentence",
         json.dumps(_NESTED),
     ),
-    "c.jsonl": (QuestionAnsweringConfig(), "", json.dumps(_FLAT) + "\n"),
+    "c.jsonl": (QuestionAnsweringConfig(), "sentence", json.dumps(_FLAT) + "\n"),
     "d.jsonl": (TaskConfig(kind="multiple_choice"), "c,s,e,f", _CHOICES),
     "cola.tsv": (bert_jax.tasks.glue.task("cola"), "sentence", _COLA),
 }
@@ -268,7 +268,7 @@ def _read_text(folder: Path) -> None:
 def _read_task(folder: Path) -> None:
     (path,) = folder.iterdir()
     task, text, _ = _TASKS[path.name]
-    label = "tags" if task.kind == "token_classification" else "label"
+    label = "tags" if path.name == "b.jsonl" else "label"
     data = DataFiles(train=str(path), eval=str(path), test=str(path), text=text, label=label)
     task, datasets = load_datasets(FinetuneConfig(task=task, data=data))
     task.features(datasets.train, wordpiece(), ModelConfig(), 128)
