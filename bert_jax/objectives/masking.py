@@ -69,8 +69,8 @@ class Masking:
         if self.continues_word is not None:
             continues_word = jnp.asarray(self.continues_word)[input_ids]
             of_full = int(self.counts[-1])  # less than the largest count if that is rounded up
-            begins_word = _word_starts(candidate, continues_word, of_full)
-            scores, count = _choose_words(scores, candidate, begins_word, count)
+            begins_word, is_divided = _word_starts(candidate, continues_word, choice, of_full)
+            scores, count = _choose_words(scores, candidate, begins_word, is_divided, count)
         _, positions = jax.lax.top_k(jnp.where(candidate, scores, -1.0), self.max_predictions)
         valid = jnp.arange(self.max_predictions) < jnp.minimum(count, candidate.sum())
         labels = input_ids[positions]
@@ -106,40 +106,62 @@ def _uniform(bits: UInt32[Array, "*any"]) -> Float[Array, "*any"]:
     return (bits >> 8).astype(jnp.float32) * 2**-24
 
 
-def _word_starts(candidate: Array, continues_word: Array, most: int) -> Array:
-    """Return the tokens, [L] bool, that begin a word, or a part of one of more than `most`.
+def _word_starts(
+    candidate: Array, continues_word: Array, bits: UInt32[Array, "L"], most: int
+) -> tuple[Array, Array]:
+    """Return the tokens, [L] bool, that begin a word or a part, and those of a divided word.
 
-    Such a word would never be chosen whole.
+    A word of more than `most` tokens is divided into parts: it would never be chosen whole.
     """
     # A token after a special one begins a word even if it is marked as a continuation.
     after_other = ~jnp.concatenate([jnp.zeros(1, bool), candidate[:-1]])
     begins_word = candidate & (~continues_word | after_other)
     index = jnp.arange(len(candidate))
-    since_start = index - jax.lax.cummax(jnp.where(begins_word, index, 0))
-    word, size = _words(candidate, begins_word)
-    is_long = size.at[word].get(mode="fill", fill_value=0) > most
-    return begins_word | (is_long & (since_start % min(_PART, most) == 0))
+    # The start of each token's word, and eight random bits of that token, which `_uniform` leaves.
+    packed = (index << 8) | (bits & 255).astype(jnp.int32)
+    packed = jax.lax.cummax(jnp.where(begins_word, packed, 0))
+    start, random = packed >> 8, packed & 255
+    word, size = _words(candidate, begins_word, 1)
+    size = size.at[word].get(mode="fill", fill_value=0)
+    is_divided, part = size > most, min(_PART, most)
+    # A part that is smaller has another chance than the others: it comes after any number of them.
+    before = (random * (size // part + 1) >> 8) * part
+    since_start = index - start
+    since_start -= jnp.where(since_start > before, size % part, 0)
+    return begins_word | (is_divided & (since_start % part == 0)), is_divided
 
 
-def _words(candidate: Array, begins_word: Array) -> tuple[Int[Array, "L"], Int[Array, "L"]]:
-    """Return the word of each token, L where it has none, and the size of each word."""
+def _words(
+    candidate: Array, begins_word: Array, value: Array | int
+) -> tuple[Int[Array, "L"], Int[Array, "L"]]:
+    """Return the word of each token, L where it has none, and the sum of values in each word."""
     length = len(candidate)
     word = jnp.where(candidate, jnp.cumsum(begins_word) - 1, length)
-    return word, jnp.zeros(length, jnp.int32).at[word].add(1, mode="drop")
+    return word, jnp.zeros(length, jnp.int32).at[word].add(value, mode="drop")
 
 
 def _choose_words(
-    scores: Float[Array, "L"], candidate: Array, begins_word: Array, count: Int[Array, ""]
+    scores: Float[Array, "L"],
+    candidate: Array,
+    begins_word: Array,
+    is_divided: Array,
+    count: Int[Array, ""],
 ) -> tuple[Float[Array, "L"], Int[Array, ""]]:
-    """Return scores, above 1 for the tokens of chosen words, and their number, at most `count`."""
+    """Return scores, highest for the tokens of chosen words, and their number, at most `count`.
+
+    Of the part of a divided word that does not fit, as many tokens are chosen as do.
+    """
     length = scores.shape[0]
-    word, size = _words(candidate, begins_word)
+    word, least = _words(candidate, begins_word, jnp.where(is_divided, -1, 1))
     order = jnp.argsort(scores)  # a random order of the words, since the scores are uniform
+    least = least[order]  # the size of a word, negative for a part: any room is enough for it
 
-    def choose(total: Array, index: Array) -> tuple[Array, Array]:
-        fits = (size[index] > 0) & (total + size[index] <= count)
-        return total + jnp.where(fits, size[index], 0), fits
+    def choose(room: Array, least: Array) -> tuple[Array, Array]:
+        chosen = jnp.where(least <= room, jnp.minimum(jnp.abs(least), room), 0)
+        return room - chosen, chosen
 
-    total, fits = jax.lax.scan(choose, jnp.int32(0), order)
-    is_chosen = jnp.zeros(length, bool).at[order].set(fits)
-    return scores + is_chosen.at[word].get(mode="fill", fill_value=False), total
+    room, chosen = jax.lax.scan(choose, count, least)
+    # The tokens of a part compete by their scores: they come after whole words, before all others.
+    rank = jnp.where(chosen == jnp.abs(least), 1, jnp.where(chosen > 0, 0, -1))
+    rank = jnp.zeros(length, jnp.int32).at[order].set(rank)
+    return scores + rank.at[word].get(mode="fill", fill_value=-1), count - room

@@ -109,7 +109,7 @@ def test_masks_follow_the_index_and_the_key():
 
 
 def test_whole_words():
-    """All tokens of a word are chosen or none, nearly as many as the count and no more."""
+    """All tokens of a word that is not divided are chosen or none, and no more than the count."""
     rows = batch(1000)
     _, predictions = draw(rows, continues=CONTINUES)
     lengths = rows["attention_mask"].sum(1)
@@ -125,7 +125,7 @@ def test_whole_words():
 
 
 def words_of(ids: np.ndarray) -> list[set[int]]:
-    """The positions of each word; of one that could never be chosen whole, of each part."""
+    """The positions of each word that could be chosen whole."""
     words = []
     for place, token in enumerate(ids):
         if token in SPECIAL:
@@ -134,13 +134,45 @@ def words_of(ids: np.ndarray) -> list[set[int]]:
             words[-1].append(place)
         else:
             words.append([place])
-    most = round(0.15 * LENGTH)
-    sizes = [4 if len(word) > most else len(word) for word in words]
-    return [
-        set(word[start : start + size])
-        for word, size in zip(words, sizes, strict=True)
-        for start in range(0, len(word), size)
-    ]
+    return [set(word) for word in words if len(word) <= round(0.15 * LENGTH)]
+
+
+def sequences_of(words: list[int], length: int, rows: int) -> np.ndarray:
+    """Sequences [CLS] WORDS [SEP] with words of these sizes, up to the length."""
+    tokens = [token for size in words for token in (10, *[60] * (size - 1))]
+    return np.tile(np.array([2, *tokens[: length - 2], 3], np.int32), (rows, 1))
+
+
+def chosen_share(ids: np.ndarray, share: float) -> tuple[np.ndarray, int]:
+    """How often each position is predicted, and the largest number of each sequence's."""
+    rows, length = ids.shape
+    counts = [max(1, round(share * n)) for n in range(length + 1)]
+    mask = dataclasses.replace(
+        masking(CONTINUES, length), counts=np.array(counts), max_predictions=counts[-1]
+    )
+    index = np.arange(rows, dtype=np.int32)
+    found = jax.jit(mask)(jax.random.key(1), ids, np.ones_like(ids), index)[1]
+    weights = np.asarray(found.weights)
+    np.testing.assert_array_equal(weights.sum(1), counts[-1])
+    positions = np.asarray(found.positions)[weights > 0]
+    return np.bincount(positions, minlength=length) / rows, counts[-1]
+
+
+@pytest.mark.parametrize("share", [0.1, 0.15, 0.4])
+@pytest.mark.parametrize("length", [16, 32, 64, 256])
+def test_tokens_of_a_divided_word_are_equally_likely(length, share):
+    """Also the last ones, where the word is no whole number of parts."""
+    rows = 4000
+    chosen, count = chosen_share(sequences_of([length], length, rows), share)
+    expected = count / (length - 2)
+    z = (chosen[1:-1] - expected) / np.sqrt(expected * (1 - expected) / rows)
+    assert np.abs(z).max() < 4.5
+    assert chosen[0] == chosen[-1] == 0
+
+
+def test_a_divided_word_among_others_is_masked_as_often_as_they_are():
+    chosen, _ = chosen_share(sequences_of([1, 2, 3, 41, 2, 1, 30, 46, 1, 2], 128, 4000), 0.15)
+    assert 0.13 < chosen[1:-1].min() < chosen[1:-1].max() < 0.17
 
 
 @pytest.mark.parametrize("text", ["ACGT" * 200, "ความคิดเห็น" * 40, "吾輩は猫である。" * 40])
