@@ -85,10 +85,11 @@ def _count_unknown(tokenizer: Tokenizer, sentences: list[str], ids: Sequence[Any
     """Return how many characters of sentences have become the unknown token."""
     positions = np.flatnonzero(np.concatenate(ids) == tokenizer.unk_id)
     with_unknown = np.searchsorted(np.cumsum([len(tokens) for tokens in ids]), positions, "right")
-    unknown = 0
-    for index in map(int, np.unique(with_unknown)):
-        spans = zip(*tokenizer.encode_with_offsets(sentences[index]), strict=True)
-        unknown += sum(end - start for i, (start, end) in spans if i == tokenizer.unk_id)
+    unknown, names = 0, (tokenizer.unk_id, *tokenizer.special_ids)
+    with tokenizer.literally():
+        for index in map(int, np.unique(with_unknown)):
+            spans = zip(*tokenizer.encode_with_offsets(sentences[index]), strict=True)
+            unknown += sum(end - start for token, (start, end) in spans if token in names)
     return unknown
 
 

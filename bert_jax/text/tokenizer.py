@@ -2,11 +2,12 @@
 
 import abc
 import base64
+import contextlib
 import functools
 import hashlib
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -48,9 +49,25 @@ class Tokenizer(abc.ABC):
     def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
         """Return the token ids of each text, without special tokens; all cores are used."""
 
-    def encode_literally(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
-        """Return what `encode` does of texts in which "[SEP]" is not a separator but itself."""
-        return self.encode(texts)
+    def encode_literally(self, texts: Sequence[str]) -> Sequence[Sequence[int] | np.ndarray]:
+        """Return what `encode` does of texts in which "[SEP]" is not a separator but itself.
+
+        A tokenizer that has no other tokens for this name takes it for unknown text.
+        """
+        with self.literally():
+            encoded = self.encode(texts)
+        ids = np.concatenate(encoded).astype(np.int32)
+        is_special = np.isin(ids, self.special_ids)
+        if isinstance(encoded[0], np.ndarray) and not is_special.any():
+            return encoded
+        ids[is_special] = self.unk_id  # and lists become arrays, which are faster to store
+        ends = itertools.accumulate(map(len, encoded), initial=0)
+        return [ids[start:end] for start, end in itertools.pairwise(ends)]
+
+    @contextlib.contextmanager
+    def literally(self) -> Iterator[None]:
+        """Make the names of special tokens in a text plain text, where the library can."""
+        yield
 
     @abc.abstractmethod
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -300,10 +317,11 @@ class FastTokenizer(Tokenizer):
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
-    def encode_literally(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
+    @contextlib.contextmanager
+    def literally(self) -> Iterator[None]:
         self._tokenizer.encode_special_tokens = True
         try:
-            return self.encode(texts)
+            yield
         finally:
             self._tokenizer.encode_special_tokens = False
 

@@ -30,11 +30,6 @@ class UnigramTokenizer(FastTokenizer):
         # so there, too; then without it.
         return self.encode([self.id_to_token(self.mask_id) + text])[0][1:]
 
-    def encode_literally(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
-        # The names of special tokens are pieces of the model too; in a text they are unknown.
-        special, encoded = set(self.special_ids), super().encode_literally(texts)
-        return [[self.unk_id if id in special else id for id in ids] for ids in encoded]
-
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         ids, offsets = super().encode_with_offsets(text)
         # A token that starts a word may include the space before it.

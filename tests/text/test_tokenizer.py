@@ -1,6 +1,7 @@
 """Tokenizers: agreement with BERT's published algorithm, and one interface over two libraries."""
 
 import functools
+import io
 import json
 import random
 import unicodedata
@@ -13,7 +14,7 @@ import tokenizers
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from bert_jax.config import TokenizerConfig
+from bert_jax.config import DataConfig, TokenizerConfig
 from bert_jax.errors import UserError
 from bert_jax.text import (
     sentencepiece_model,
@@ -22,6 +23,7 @@ from bert_jax.text import (
     tokenizer_training,
 )
 from bert_jax.text import tokenizer as tokenizer_lib
+from bert_jax.text.prepare import prepare
 
 SENTENCES = [
     "The encoder reads the whole sentence at once, from both sides.",
@@ -617,6 +619,43 @@ def test_the_names_of_special_tokens_in_a_text_are_text(any_tokenizer):
     ]
     masked = any_tokenizer.encode_with_masks("a [MASK] b")
     assert masked.count(any_tokenizer.mask_id) == 1
+
+
+def _with_names_as_words(kind: str) -> tokenizer_lib.Tokenizer:
+    """A tokenizer of another library that takes the names of special tokens for words."""
+    lines, names = ["the fox and the dog of the river"] * 20, ["[CLS]", "[SEP]", "[MASK]", "[PAD]"]
+    if kind == "sentencepiece":
+        model = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=model,
+            vocab_size=40,
+            hard_vocab_limit=False,
+            user_defined_symbols=names,
+            minloglevel=2,
+        )
+        return tokenizer_loading.from_files({"a.model": model.getvalue()}, "here")
+    tokens = [*names, "[UNK]", *dict.fromkeys(lines[0].split())]
+    model = tokenizers.models.WordPiece({name: i for i, name in enumerate(tokens)})
+    inner = tokenizers.Tokenizer(model)
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    return tokenizer_loading.from_files({"tokenizer.json": inner.to_str().encode()}, "here")
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "wordpiece"])
+def test_a_special_token_that_a_text_can_only_name_is_unknown(kind, tmp_path):
+    tokenizer = _with_names_as_words(kind)
+    text = "the [SEP] fox [MASK] and [PAD] the [CLS] dog"
+    ids = np.array(tokenizer.encode_literally([text, "the river"])[0])
+    assert not np.isin(ids, tokenizer.special_ids).any()
+    assert (ids == tokenizer.unk_id).sum() == 4
+    (tmp_path / "a.txt").write_text(
+        "\n".join([text, *["the fox and the dog of the river"] * 2] * 20)
+    )
+    data = DataConfig(source=str(tmp_path / "a.txt"), eval_fraction=0.1, sentences="documents")
+    corpus = prepare(data, tokenizer, 0, tmp_path / "store")
+    assert corpus.unknown == pytest.approx(21 / (len(text) + 2 * 32))
+    assert not np.isin(corpus.train.tokens, tokenizer.special_ids).any()
 
 
 def test_a_wordpiece_has_as_many_tokens_as_are_asked_for():
