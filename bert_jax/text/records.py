@@ -21,7 +21,8 @@ from bert_jax.text.classes import ClassName, class_names, table_features
 from bert_jax.text.files import STDIN, existing, file_type, line_name, open_file, read_lines, suffix
 from bert_jax.text.sentences import MAX_DOCUMENT_CHARACTERS
 
-_TABLES = (".csv", ".tsv")
+_TABLES = {".csv": "commas", ".tsv": "tabs"}  # and what separates their columns
+_OTHER = {".csv": {";", "\t"}, ".tsv": {";", ","}}  # that other programs write between them
 _MAX_FIELD = 1 << 26  # characters: a text may be longer than the csv module's 131,072
 JSON_LINES = (".jsonl", ".json", ".ndjson")
 FASTA, FASTA_MARK = (".fasta", ".fa", ".faa", ".fna"), ">"
@@ -58,7 +59,9 @@ class Record:
             return self.fields[name]
         kind = file_type(self.where.rpartition(":")[0])
         hint = nearest(name, list(self.fields), "")
-        if not hint and kind in _TABLES:
+        if kind in _TABLES and len(self.fields) == 1 and set(*self.fields) & _OTHER[kind]:
+            hint = f"the columns of a {kind} are separated by {_TABLES[kind]}"
+        elif not hint and kind in _TABLES:
             hint = "or add the line of column names if the file has none"
         elif not hint and kind in JSON_LINES:
             hint = "or fix this record, if others have it"

@@ -275,3 +275,15 @@ class SpotRecords(tfds.core.GeneratorBasedBuilder):
             "rows": [], "idx": 1, "score": 1.5,
         }
 """
+
+
+@pytest.mark.parametrize(
+    ("name", "separator", "right"),
+    [("a.csv", ";", "commas"), ("a.csv", "\t", "commas"), ("a.tsv", ",", "tabs")],
+)
+def test_a_table_with_another_separator_is_named(name, separator, right, tmp_path):
+    path = tmp_path / name
+    path.write_text(f"id{separator}text\n1{separator}a b\n")
+    (record,) = read_records(str(path))
+    with refused(f"the columns of a {path.suffix} are separated by {right}"):
+        record.field("text", "data.text_field")
