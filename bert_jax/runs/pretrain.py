@@ -192,10 +192,11 @@ def _read_text(config: TrainConfig, tokenizer: Tokenizer | None, workdir: Path) 
     is_prepared = hosts.run_on_main(lambda: mixture.is_prepared(source))
     if not is_shared or hosts.broadcast_from_main(lambda: is_prepared):
         corpus = hosts.run_on_all_hosts(read)  # each host has a copy, or all see the same folder
-        hosts.check_same({"the text of data.source": corpus.fingerprint}, "copy it once more")
-        return corpus
-    prepared = hosts.run_on_main(read)
-    return hosts.run_on_all_hosts(lambda: prepared or mixture.open_prepared(source, folder))
+    else:
+        prepared = hosts.run_on_main(read)
+        corpus = hosts.run_on_all_hosts(lambda: prepared or mixture.open_prepared(source, folder))
+    hosts.check_same({"the text of data.source": corpus.fingerprint}, "copy it once more")
+    return corpus
 
 
 @meshes.own_settings()

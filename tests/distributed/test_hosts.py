@@ -303,6 +303,21 @@ def test_hosts_that_differ(store, folder, tmp_path, differs):
     assert not (tmp_path / "run").exists()
 
 
+def test_stores_that_differ_beside_plain_text(tiny_text, store, folder, tmp_path):
+    """Plain text is on host 0 alone; of the store each host has a copy."""
+    (folder / "store").symlink_to(store)
+    (folder / "text.txt").write_bytes(tiny_text.read_bytes())
+    (tmp_path / "other").mkdir()
+    tokenizer = open_store(store).tokenizer
+    data = DataConfig(source=str(tiny_text), eval_fraction=0.2)
+    prepare_lib.prepare(data, tokenizer, 66, tmp_path / "other/store")
+    command = train("store@0.5,text.txt@0.5", tmp_path / "run")
+    codes, lines = end(start(command, 1, folder, tmp_path / "other"))
+    assert codes == [2, 2], lines
+    assert lines[0] == lines[1]
+    assert "the hosts differ: the text of --config.data.source is " in lines[0][0]
+
+
 @pytest.mark.slow
 def test_fine_tuning_on_two_hosts(store, folder, monkeypatch):
     """Every example is predicted once, and as the checkpoint does by itself."""
