@@ -131,7 +131,7 @@ def _fit(recipe: Recipe, minutes: float, init: str | None) -> TrainConfig:
     config = recipe.config
     # Not of the recipe's steps: the user's warm-up may be longer.
     validate(dataclasses.replace(config, steps=time_budget.MOST_STEPS))
-    mixture.check_sources(config.data)
+    mixture.check_sources(config.data, mixture.find(config.data.source))
     if init:  # the steps that are timed are those of its model
         model = origin.model_config(load(init), config.model, recipe.fields)
         config = dataclasses.replace(config, model=model)

@@ -198,6 +198,12 @@ def run_on_main(action: Callable[[], T]) -> T | None:
     return run_on_all_hosts(lambda: action() if is_main() else None)
 
 
+def result_from_main(action: Callable[[], T]) -> T:
+    """Return on every process what `run_on_main` returns on process 0, which must be JSON."""
+    result: Any = run_on_main(action)
+    return broadcast_from_main(lambda: result)
+
+
 def check_same(values: Mapping[str, Any], fix: str) -> None:
     """Refuse named values that differ between processes; `fix` is what to do about it."""
     texts = {name: json.dumps(value, default=repr) for name, value in values.items()}

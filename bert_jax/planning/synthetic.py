@@ -18,7 +18,7 @@ from bert_jax.distributed.fsdp import BATCH_AXES
 from bert_jax.errors import refuse
 from bert_jax.objectives import make_objective
 from bert_jax.objectives.masking import Masking
-from bert_jax.text.mixture import resolve_vocab_size
+from bert_jax.text import mixture
 from bert_jax.training.setup import Setup, set_up
 from bert_jax.training.step import make_train_step
 
@@ -29,7 +29,10 @@ _PAIRS = 2  # in a packed sequence; Wikipedia has about as many in one of 512 to
 def resolve(config: TrainConfig, device: Any) -> TrainConfig:
     """Return the config with the dtype "auto" and the vocabulary size 0 resolved."""
     model = resolve_dtype(config.model, device)
-    model = dataclasses.replace(model, vocab_size=resolve_vocab_size(config, None))
+    if not model.vocab_size:
+        parts = mixture.find(config.data.source)
+        size = mixture.resolve_vocab_size(config, parts, None)
+        model = dataclasses.replace(model, vocab_size=size)
     refuse(
         model.vocab_size <= len(_SPECIAL_IDS),
         f"model.vocab_size is {model.vocab_size}, all of them special tokens",

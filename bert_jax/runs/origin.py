@@ -71,6 +71,7 @@ def _shuffled_anew(step: int) -> ReadBefore:
 def find(
     config: TrainConfig,
     workdir: Workdir[TrainConfig],
+    parts: mixture.Parts,
     *,
     init: str | Path | None,
     fork: str | Path | None,
@@ -85,7 +86,7 @@ def find(
         vocabulary.check(config, kept_by, fields or ())
     if bert:
         resumed = workdir.path if workdir.config else None
-        tokenizer = vocabulary.chosen_tokenizer(config, bert, resumed)
+        tokenizer = vocabulary.chosen_tokenizer(config, parts, bert, resumed)
         bert = vocabulary.with_tokenizer(bert, tokenizer)
     if fork is not None and not workdir.config:
         return _find_fork(config, workdir, forks.find(fork))
@@ -118,7 +119,7 @@ def find(
         f"{workdir.address} has a run that began with random weights, not with --init {init}",
         fix="leave --init out to resume it, or choose another --workdir",
     )
-    tokenizer = tokenizer or _tokenizer_of_resumed(config, workdir)
+    tokenizer = tokenizer or _tokenizer_of_resumed(parts, workdir)
     return Origin(
         "resumed",
         config,
@@ -140,12 +141,12 @@ def _initial_model(init: str | Path, workdir: Workdir) -> Bert:
     return load(init)
 
 
-def _tokenizer_of_resumed(config: TrainConfig, workdir: Workdir) -> Tokenizer | None:
+def _tokenizer_of_resumed(parts: mixture.Parts, workdir: Workdir) -> Tokenizer | None:
     """Return the tokenizer of a run that resumes, unless its store has trained it."""
     store = workdir.path / "store"
     # A machine that resumes a run from a bucket has no store yet.
     was_given = workdir.results.get("init") and not is_store(store)
-    if was_given or mixture.parse(config.data.source):
+    if was_given or parts.weights:
         return tokenizer_loading.load(workdir.path / "tokenizer")
     return prepare.given_tokenizer(store)
 

@@ -130,9 +130,10 @@ def start(
         write = partial(memory.write_texts, texts, folder / memory.TEXTS, config.data.text_field)
         is_unused = found.config_json is not None and not found.config
         hosts.run_on_main(lambda: write(may_replace=is_unused))
-    origin = origins.find(config, found, init=init, fork=fork, fields=fields)
+    parts = _find_parts(config.data.source)
+    origin = origins.find(config, found, parts, init=init, fork=fork, fields=fields)
     config = origin.config
-    hosts.run_on_main(lambda: mixture.check_settings(config.data.source, fields or ()))
+    mixture.check_settings(parts, fields or ())
     if config.steps in found.steps:
         report.finished(
             f"{workdir} has done its {config.steps:,} steps",
@@ -141,7 +142,7 @@ def start(
         )
     is_open = not config.model.vocab_size
     if is_open:
-        config = _with_vocab_size(config, _expected_vocab_size(config, origin.tokenizer))
+        config = _with_vocab_size(config, _expected_vocab_size(config, parts, origin.tokenizer))
     schedule, mesh = make_schedule(config), meshes.make_mesh(config.parallel)
     objective = make_objective(config)
     objective.check_mesh(mesh, schedule.stages)
@@ -152,7 +153,7 @@ def start(
     if setup and hosts.count() == 1 and origin.kind == "new":
         # Compiled while the text is prepared. Python waits for it before it exits.
         state = ThreadPoolExecutor(1).submit(setup.new_state)
-    corpus = _read_text(config, origin.tokenizer, folder)
+    corpus = _read_text(config, parts, origin.tokenizer, folder)
     if is_open:  # the text may have fewer tokens than were asked for
         config = _with_vocab_size(config, corpus.tokenizer.vocab_size)
         objective = make_objective(config)
@@ -175,26 +176,34 @@ def start(
     )
 
 
-def _expected_vocab_size(config: TrainConfig, tokenizer: Tokenizer | None) -> int:
+def _find_parts(source: str) -> mixture.Parts:
+    """Return what a source names on the first host, where plain text has to be."""
+    found = hosts.result_from_main(lambda: dataclasses.asdict(mixture.find(source)))
+    return mixture.Parts(**found)
+
+
+def _expected_vocab_size(
+    config: TrainConfig, parts: mixture.Parts, tokenizer: Tokenizer | None
+) -> int:
     """Return the vocabulary size of the run's tokenizer, which may have to be trained yet."""
-    size = hosts.run_on_main(lambda: mixture.resolve_vocab_size(config, tokenizer))
-    return hosts.broadcast_from_main(lambda: size or 0)
+    return hosts.result_from_main(lambda: mixture.resolve_vocab_size(config, parts, tokenizer))
 
 
 def _with_vocab_size(config: TrainConfig, size: int) -> TrainConfig:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=size))
 
 
-def _read_text(config: TrainConfig, tokenizer: Tokenizer | None, workdir: Path) -> Corpus:
+def _read_text(
+    config: TrainConfig, parts: mixture.Parts, tokenizer: Tokenizer | None, workdir: Path
+) -> Corpus:
     """Return the text, which the first host prepares for all, or each if they share no disk."""
-    folder, source = workdir / "store", config.data.source
-    read, is_shared = partial(mixture.read, config, tokenizer, folder), not mirror.url_of(workdir)
-    is_prepared = hosts.run_on_main(lambda: mixture.is_prepared(source))
-    if not is_shared or hosts.broadcast_from_main(lambda: is_prepared):
+    folder = workdir / "store"
+    read = partial(mixture.read, config, parts, tokenizer, folder)
+    if parts.is_prepared or mirror.url_of(workdir):
         corpus = hosts.run_on_all_hosts(read)  # each host has a copy, or all see the same folder
     else:
         prepared = hosts.run_on_main(read)
-        corpus = hosts.run_on_all_hosts(lambda: prepared or mixture.open_prepared(source, folder))
+        corpus = hosts.run_on_all_hosts(lambda: prepared or mixture.open_prepared(parts, folder))
     hosts.check_same({"the text of data.source": corpus.fingerprint}, "copy it once more")
     return corpus
 
@@ -331,8 +340,7 @@ def _final_scores(run: Run, stage: loop.Stage, state: TrainState) -> dict[str, f
         has_same_rows = config.get("eval_rows") == run.config.eval_rows
         return checkpoint.read_scores(run.last_checkpoint) if has_same_rows else None
 
-    read = hosts.run_on_main(saved)  # another host may not see the files yet
-    if scores := hosts.broadcast_from_main(lambda: read):
+    if scores := hosts.result_from_main(saved):  # another host may not see the files yet
         return scores
     with console.working("evaluating", says_end=False):
         return stage.evaluate(state)

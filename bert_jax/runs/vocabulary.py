@@ -25,7 +25,9 @@ _CHOSEN = ("tokenizer.path", "tokenizer.add")  # settings of a tokenizer that is
 _AXIS = "vocab"  # the logical name of an axis with an entry for each token
 
 
-def chosen_tokenizer(config: TrainConfig, bert: Bert, resumed: Path | None) -> Tokenizer:
+def chosen_tokenizer(
+    config: TrainConfig, parts: mixture.Parts, bert: Bert, resumed: Path | None
+) -> Tokenizer:
     """Return the tokenizer of a run that begins with a model: its own, or that of the settings.
 
     `resumed` is the workdir of a run that resumes; the tokenizer is there already.
@@ -39,7 +41,7 @@ def chosen_tokenizer(config: TrainConfig, bert: Bert, resumed: Path | None) -> T
     if not settings.add:
         return tokenizer
     larger = hosts.run_on_all_hosts(
-        lambda: extended(tokenizer, mixture.sample_sentences(config), settings.add)
+        lambda: extended(tokenizer, mixture.sample_sentences(config, parts), settings.add)
     )
     if (added := larger.vocab_size - tokenizer.vocab_size) < settings.add:
         hosts.warn_on_main(

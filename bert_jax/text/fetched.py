@@ -46,9 +46,11 @@ def tokenizer_folder(source: str) -> Path:
 
 
 def folder(source: str) -> Path:
-    """Return the folder of a store; UserError if it cannot be copied, or shards are missing."""
+    """Return the folder of a store; UserError if it cannot be copied, or is not whole."""
     if not paths.is_remote(source):
         path = Path(os.path.expanduser(source))
+        if not os.path.exists(path):  # on this host; on another it may
+            raise UserError(f"data source {source} does not exist; copy the store here")
         if os.path.isdir(path / "shards"):
             shards.finish(path)
         return path

@@ -29,6 +29,37 @@ _OF_PREPARING = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What `data.source` names, found out once: host 0 alone may have its plain text.
+
+    Attributes:
+      source: as the user wrote it.
+      weights: of each text of a mixture by its name, as `parse` returns them.
+      stores: the names of those texts that are stores.
+    """
+
+    source: str
+    weights: dict[str, float]
+    stores: list[str]
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each text."""
+        return [*self.weights] or [self.source]
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether all texts are stores."""
+        return len(self.stores) == len(self.names)
+
+
+def find(source: str) -> Parts:
+    """Return what a source names on this host."""
+    parts = Parts(source, parse(source), [])
+    return dataclasses.replace(parts, stores=[*filter(is_store, parts.names)])
+
+
 def parse(source: str) -> dict[str, float]:
     """Return the weight of each text of a mixture; {} for a source that is no mixture.
 
@@ -73,65 +104,59 @@ def _split_weight(part: str) -> tuple[str, float | None]:
         return part, None
 
 
-def resolve_vocab_size(config: TrainConfig, init_tokenizer: Tokenizer | None) -> int:
+def resolve_vocab_size(config: TrainConfig, parts: Parts, init_tokenizer: Tokenizer | None) -> int:
     """Return `model.vocab_size`, or the size of the run's tokenizer if that is 0."""
     if config.model.vocab_size:
         return config.model.vocab_size
-    for source in parse(config.data.source) or (config.data.source,):
-        if is_store(source):
-            return tokenizer_loading.load(fetched.tokenizer_folder(source)).vocab_size
+    if parts.stores:
+        return tokenizer_loading.load(fetched.tokenizer_folder(parts.stores[0])).vocab_size
     tokenizer = prepare.choose_tokenizer(config, init_tokenizer)
     return tokenizer.vocab_size if isinstance(tokenizer, Tokenizer) else prepare.DEFAULT_VOCAB_SIZE
 
 
-def is_prepared(source: str) -> bool:
-    """Return whether all texts of `data.source` are stores."""
-    return all(map(is_store, parse(source) or (source,)))
-
-
-def check_settings(source: str, fields: Collection[str]) -> None:
+def check_settings(parts: Parts, fields: Collection[str]) -> None:
     """Refuse settings, by their dotted names, that have no effect where all texts are stores."""
     unused = sorted(_OF_PREPARING.intersection(fields))
-    if unused and is_prepared(source):
+    if unused and parts.is_prepared:
         raise UserError(
-            f"{unused[0]} has no effect on {source}, whose text is prepared; leave it out, or "
-            "prepare the text anew with it: bert-jax prepare"
+            f"{unused[0]} has no effect on {parts.source}, whose text is prepared; leave it out, "
+            "or prepare the text anew with it: bert-jax prepare"
         )
 
 
-def check_sources(data: DataConfig) -> None:
+def check_sources(data: DataConfig, parts: Parts) -> None:
     """Refuse a text of `data.source` that cannot be read, before long work."""
-    names = [name for name in parse(data.source) or (data.source,) if not is_store(name)]
+    names = [name for name in parts.names if name not in parts.stores]
     texts = [prepare.open_sources(dataclasses.replace(data, source=name)) for name in names]
     check_apart(text[0] for text in texts)
 
 
-def open_prepared(source: str, folder: Path) -> Corpus:
+def open_prepared(parts: Parts, folder: Path) -> Corpus:
     """Return what `read` has prepared in a folder."""
-    weights = parse(source)
-    folders = _folders([*weights] or [source], folder, is_mixture=bool(weights))
-    return _mix(weights, {name: store.open_store(path) for name, path in folders.items()})
+    folders = _folders(parts, folder)
+    return _mix(parts.weights, {name: store.open_store(path) for name, path in folders.items()})
 
 
-def read(config: TrainConfig, init_tokenizer: Tokenizer | None, folder: Path) -> Corpus:
+def read(
+    config: TrainConfig, parts: Parts, init_tokenizer: Tokenizer | None, folder: Path
+) -> Corpus:
     """Return the text of a run, prepared in `folder` where that has not been done."""
-    weights, vocab_size = parse(config.data.source), config.model.vocab_size
+    weights, vocab_size = parts.weights, config.model.vocab_size
     if weights and config.data.eval_source:
         raise UserError(
             "data.eval_source is not for a mixture, each text of which has held-out documents; "
             "leave it out, or prepare stores with --eval-source"
         )
-    if config.data.eval_source and is_store(config.data.source):
+    if config.data.eval_source and parts.stores:
         raise UserError(
             f"data.eval_source is not for a store, and {config.data.source} is one with held-out "
             "documents of its own; leave it out, or prepare the text with --eval-source"
         )
     tokenizer = prepare.choose_tokenizer(config, init_tokenizer)
-    names = [*weights] or [config.data.source]
-    stores = [name for name in names if is_store(name)]
-    data = {n: dataclasses.replace(config.data, source=n) for n in names if n not in stores}
-    check_sources(config.data)
-    folders = _folders(names, folder, is_mixture=bool(weights))
+    stores = parts.stores
+    data = {n: dataclasses.replace(config.data, source=n) for n in parts.names if n not in stores}
+    check_sources(config.data, parts)
+    folders = _folders(parts, folder)
     corpora = {name: _open_given(folders[name], tokenizer) for name in stores}
     for name in stores:
         tokenizer = corpora[stores[0]].tokenizer
@@ -141,7 +166,7 @@ def read(config: TrainConfig, init_tokenizer: Tokenizer | None, folder: Path) ->
                 f"--tokenizer={folders[stores[0]]}/tokenizer"
             )
     if weights and isinstance(tokenizer, TokenizerConfig):
-        tokenizer = _train_tokenizer(config, folder)
+        tokenizer = _train_tokenizer(config, parts, folder)
     if isinstance(tokenizer, Tokenizer):
         _check_vocab_size(tokenizer, vocab_size)  # before the long work
     for name, each in data.items():
@@ -162,10 +187,10 @@ def _open_given(folder: Path, tokenizer: Tokenizer | TokenizerConfig) -> Corpus:
     return corpus
 
 
-def _folders(names: Sequence[str], folder: Path, *, is_mixture: bool) -> dict[str, Path]:
+def _folders(parts: Parts, folder: Path) -> dict[str, Path]:
     """Return the folder of each text's store; a text that is no store becomes one in `folder`."""
-    own = {n: folder / str(i) if is_mixture else folder for i, n in enumerate(names)}
-    return {name: fetched.folder(name) if is_store(name) else own[name] for name in names}
+    own = {n: folder / str(i) if parts.weights else folder for i, n in enumerate(parts.names)}
+    return own | {name: fetched.folder(name) for name in parts.stores}
 
 
 def _mix(weights: Mapping[str, float], corpora: Mapping[str, Corpus]) -> Corpus:
@@ -194,10 +219,10 @@ def _short_names(names: Sequence[str]) -> list[str]:
     return next((short for short in ends if len({*short}) == len(names)), numbered)
 
 
-def _train_tokenizer(config: TrainConfig, folder: Path) -> Tokenizer:
+def _train_tokenizer(config: TrainConfig, parts: Parts, folder: Path) -> Tokenizer:
     """Return a tokenizer trained on all texts; a text's share of the sample is its weight."""
     data, size = config.data, config.model.vocab_size or prepare.DEFAULT_VOCAB_SIZE
-    texts = (dataclasses.replace(data, source=name) for name in parse(data.source))
+    texts = (dataclasses.replace(data, source=name) for name in parts.names)
     identities = [source.identity() for text in texts for source in prepare.open_sources(text)]
     settings = (config.tokenizer, size, data.source, data.eval_fraction, identities)
     digest = hashlib.sha256(repr(settings).encode()).hexdigest()
@@ -209,16 +234,16 @@ def _train_tokenizer(config: TrainConfig, folder: Path) -> Tokenizer:
                 "remove the folder, or choose another --workdir"
             )
         with replacing(path) as new:
-            sentences = sample_sentences(config)
+            sentences = sample_sentences(config, parts)
             prepare.train_tokenizer(sentences, config.tokenizer, size).save(new)
     return tokenizer_loading.load(path)
 
 
-def sample_sentences(config: TrainConfig) -> Iterator[str]:
+def sample_sentences(config: TrainConfig, parts: Parts) -> Iterator[str]:
     """Yield a sample of the training text; a text's share of it is its weight."""
     data = config.data
-    for name, weight in (parse(data.source) or {data.source: 1.0}).items():
-        if is_store(name):
+    for name, weight in (parts.weights or {parts.source: 1.0}).items():
+        if name in parts.stores:
             raise UserError(
                 f"{name} is a store, whose text has been tokenized; give the text itself"
             )

@@ -303,19 +303,24 @@ def test_hosts_that_differ(store, folder, tmp_path, differs):
     assert not (tmp_path / "run").exists()
 
 
-def test_stores_that_differ_beside_plain_text(tiny_text, store, folder, tmp_path):
-    """Plain text is on host 0 alone; of the store each host has a copy."""
+@pytest.mark.parametrize("has_store", [True, False])
+def test_a_store_that_differs_beside_plain_text(tiny_text, store, folder, tmp_path, has_store):
+    """Plain text is on host 0 alone; of the store each host has to have a copy."""
     (folder / "store").symlink_to(store)
     (folder / "text.txt").write_bytes(tiny_text.read_bytes())
     (tmp_path / "other").mkdir()
     tokenizer = open_store(store).tokenizer
     data = DataConfig(source=str(tiny_text), eval_fraction=0.2)
-    prepare_lib.prepare(data, tokenizer, 66, tmp_path / "other/store")
+    if has_store:
+        prepare_lib.prepare(data, tokenizer, 66, tmp_path / "other/store")
     command = train("store@0.5,text.txt@0.5", tmp_path / "run")
     codes, lines = end(start(command, 1, folder, tmp_path / "other"))
     assert codes == [2, 2], lines
     assert lines[0] == lines[1]
-    assert "the hosts differ: the text of --config.data.source is " in lines[0][0]
+    message = "the hosts differ: the text of --config.data.source is "
+    if not has_store:
+        message = f"host 1 ({socket.gethostname()}): data source store does not exist"
+    assert message in lines[0][0]
 
 
 @pytest.mark.slow

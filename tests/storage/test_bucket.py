@@ -147,7 +147,8 @@ def test_text_that_is_a_store_in_the_bucket(bucket, tiny_config, tiny_run, tmp_p
         bucket.objects[name] = (1, path.read_bytes())
     config = copy.deepcopy(tiny_config)
     config.data.source, config.model.vocab_size = "gs://bucket/text/mine", 0
-    corpus = mixture.read(config, None, tmp_path / "store")
+    parts = mixture.find(config.data.source)
+    corpus = mixture.read(config, parts, None, tmp_path / "store")
     corpus.verify()
     assert corpus.fingerprint == open_store(store).fingerprint
     assert not (tmp_path / "store").exists()  # but in the cache

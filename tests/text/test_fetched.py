@@ -56,17 +56,21 @@ def config_of(source: str) -> TrainConfig:
     return config
 
 
+def vocab_size(source: str) -> int:
+    return mixture.resolve_vocab_size(config_of(source), mixture.find(source), None)
+
+
 def read(source: str, folder) -> mixture.Corpus:
-    return mixture.read(config_of(source), None, folder)
+    return mixture.read(config_of(source), mixture.find(source), None, folder)
 
 
 @pytest.mark.parametrize("name", ["one", "three"])  # which has no manifest
 def test_it_is_copied_once(here, there, name, tmp_path, monkeypatch):
     expected = open_store(here / "one")
     url = f"memory://bucket/{name}"
-    assert mixture.is_prepared(url)
+    assert mixture.find(url).is_prepared
     if name == "one":
-        assert mixture.resolve_vocab_size(config_of(url), None) == expected.tokenizer.vocab_size
+        assert vocab_size(url) == expected.tokenizer.vocab_size
         assert not list((tmp_path / "cache").rglob("tokens.bin"))
     assert fetched.tokenizer_folder(url).is_dir()
     assert_same_stores(read(url, tmp_path / "run"), expected)
@@ -124,7 +128,7 @@ def test_a_long_name_and_a_tokenizer_that_only_shards_have(here, there, tmp_path
     name = "語" * 80
     there.copy("/bucket/three", f"/bucket/{name}", recursive=True)
     url, expected = f"memory://bucket/{name}", open_store(here / "one")
-    assert mixture.resolve_vocab_size(config_of(url), None) == expected.tokenizer.vocab_size
+    assert vocab_size(url) == expected.tokenizer.vocab_size
     assert not list((tmp_path / "cache").rglob("tokens.bin"))
     assert_same_stores(read(url, tmp_path / "run"), expected)
 

@@ -34,7 +34,7 @@ def config(source: str, **data) -> TrainConfig:
 
 
 def read(source: str, name: str = "run", tokenizer=None):
-    return mixture.read(config(source), tokenizer, Path(name))
+    return mixture.read(config(source), mixture.find(source), tokenizer, Path(name))
 
 
 def store(source: str, name: str, tokenizer=TOKENIZER) -> str:
@@ -81,18 +81,20 @@ def test_sources_that_are_refused(folder, source, message):
 
 
 def test_other_refusals(folder):
-    mixed = config("a.txt@1,b.txt@1", eval_source="b.txt")
+    source = "a.txt@1,b.txt@1"
+    mixed = config(source, eval_source="b.txt")
     with pytest.raises(UserError, match="eval_source is not for a mixture"):
-        mixture.read(mixed, None, folder / "run")
+        mixture.read(mixed, mixture.find(source), None, folder / "run")
     first, second = store("a.txt", "stores/first"), store("b.txt", "stores/second")
     with pytest.raises(UserError, match=f"{second} has another tokenizer than {first}; .* --token"):
         read(f"{first}@1,c@2@1,{second}@1")
     with pytest.raises(UserError, match=f"is not the one that {first} was prepared with"):
         read(f"{first}@1,b.txt@1", tokenizer=open_store(folder / second).tokenizer)
     with pytest.raises(UserError, match=f"tokenizer.kind has no effect on {first}, whose text is"):
-        mixture.check_settings(first, ["data.batch_size", "tokenizer.kind"])
-    mixture.check_settings(f"{first}@1,b.txt@1", ["tokenizer.kind"])  # of a text that is no store
-    mixture.check_settings(first, ["data.batch_size", "tokenizer.path"])
+        mixture.check_settings(mixture.find(first), ["data.batch_size", "tokenizer.kind"])
+    with_text = mixture.find(f"{first}@1,b.txt@1")  # of which one is no store
+    mixture.check_settings(with_text, ["tokenizer.kind"])
+    mixture.check_settings(mixture.find(first), ["data.batch_size", "tokenizer.path"])
 
 
 def test_texts_have_the_tokenizer_of_the_stores(folder):
@@ -107,10 +109,12 @@ def test_texts_have_the_tokenizer_of_the_stores(folder):
     a, b = read("stores/a,stores/b").parts
     assert a.weight / b.weight == pytest.approx(len(a.train.tokens) / len(b.train.tokens))
     assert a.weight + b.weight == pytest.approx(1)
-    assert mixture.resolve_vocab_size(config("a.txt@1"), None) == 80
-    open_size = TrainConfig(data=DataConfig(source="b.txt@1,stores/a@3"))
+    assert mixture.resolve_vocab_size(config("a.txt@1"), mixture.find("a.txt@1"), None) == 80
+    source = "b.txt@1,stores/a@3"
+    open_size = TrainConfig(data=DataConfig(source=source))
     open_size.model.vocab_size = 0
-    assert mixture.resolve_vocab_size(open_size, None) == tokenizer.vocab_size
+    expected = tokenizer.vocab_size
+    assert mixture.resolve_vocab_size(open_size, mixture.find(source), None) == expected
 
 
 def test_a_tokenizer_is_trained_on_each_text_by_its_weight(folder, monkeypatch):
@@ -130,8 +134,6 @@ def test_a_tokenizer_is_trained_on_each_text_by_its_weight(folder, monkeypatch):
     again = read(source)  # as a run does that resumes
     assert len(samples) == 1
     assert again.fingerprint == corpus.fingerprint
-    opened = mixture.open_prepared(source, folder / "run")
-    assert opened.fingerprint == corpus.fingerprint  # as other hosts do
     monkeypatch.undo()
     monkeypatch.chdir(folder)
     assert read(source, tokenizer=corpus.tokenizer).fingerprint == corpus.fingerprint
@@ -143,6 +145,22 @@ def test_a_tokenizer_is_trained_on_each_text_by_its_weight(folder, monkeypatch):
         UserError, match="run has a tokenizer that was trained on other texts or with"
     ):
         read(source)
+
+
+@pytest.mark.parametrize("source", ["c@2", "a.txt@1,c@2@3", "b.txt@1,stores/a@3"])
+def test_other_hosts_need_no_plain_text(folder, monkeypatch, source):
+    """They open what the first host has prepared, and the stores of which they have a copy."""
+    tokenizer = open_store(folder / store("a.txt", "stores/a")).tokenizer
+    corpus, parts = read(source, tokenizer=tokenizer), mixture.find(source)
+    other = folder / "other"
+    (other / "stores").mkdir(parents=True)
+    monkeypatch.chdir(other)
+    if parts.stores:
+        with pytest.raises(UserError, match="data source stores/a does not exist"):
+            mixture.open_prepared(parts, folder / "run")
+        (other / "stores/a").symlink_to(folder / "stores/a")
+    opened = mixture.open_prepared(parts, folder / "run")
+    assert opened.fingerprint == corpus.fingerprint
 
 
 def test_names_tell_texts_apart():

@@ -26,14 +26,21 @@ from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.storage import json_files
 from bert_jax.storage.locks import locked
+from bert_jax.text import mixture, store_writer
 from bert_jax.text import prepare as prepare_lib
-from bert_jax.text import store_writer
-from bert_jax.text.mixture import read, resolve_vocab_size
 from bert_jax.text.prepare import DEFAULT_VOCAB_SIZE, prepare
 from bert_jax.text.store import open_store
 from bert_jax.text.tokenizer import WordPieceTokenizer
 
 FIRST_BATCH = 3  # its record, after two of the tokenizer
+
+
+def read(config: TrainConfig, tokenizer, folder):
+    return mixture.read(config, mixture.find(config.data.source), tokenizer, folder)
+
+
+def vocab_size_of(config: TrainConfig, tokenizer=None) -> int:
+    return mixture.resolve_vocab_size(config, mixture.find(config.data.source), tokenizer)
 
 
 @pytest.fixture
@@ -211,9 +218,9 @@ def test_corrected_text_is_started_again(data, tmp_path, is_another_tokenizer):
 def test_the_size_of_the_vocabulary(data, tmp_path):
     """`model.vocab_size` 0 is the tokenizer's size, known before a long preparation."""
     config = TrainConfig(data=data, tokenizer=TOKENIZER)
-    assert resolve_vocab_size(config, None) == 30522
+    assert vocab_size_of(config) == 30522
     config.model.vocab_size = 0
-    assert resolve_vocab_size(config, None) == DEFAULT_VOCAB_SIZE
+    assert vocab_size_of(config) == DEFAULT_VOCAB_SIZE
     shrunk = read(config, None, tmp_path / "large").tokenizer.vocab_size
     assert shrunk < 1000
     for size in (0, shrunk):  # as the same command resumes, and its config.json
@@ -222,9 +229,9 @@ def test_the_size_of_the_vocabulary(data, tmp_path):
     config.model.vocab_size = VOCAB_SIZE
     corpus = read(config, None, tmp_path / "store")
     config.model.vocab_size = 0
-    assert resolve_vocab_size(config, corpus.tokenizer) == VOCAB_SIZE
+    assert vocab_size_of(config, corpus.tokenizer) == VOCAB_SIZE
     config.data.source = str(tmp_path / "store")
-    assert resolve_vocab_size(config, None) == VOCAB_SIZE
+    assert vocab_size_of(config) == VOCAB_SIZE
     assert read(config, None, tmp_path / "none").fingerprint == corpus.fingerprint
     config.tokenizer = TokenizerConfig(path=str(tmp_path / "store/tokenizer"))
     config.model.vocab_size = VOCAB_SIZE - 1

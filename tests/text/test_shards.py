@@ -246,7 +246,8 @@ def test_shards_are_joined_when_they_are_first_read(data, whole, tmp_path):
     for name in ("00000-of-00003.bak", "00000-of-00003x1", "00007-of-00003"):
         (folder / "shards" / name).mkdir(parents=True)
     prepare_shards(data, whole.tokenizer, folder, 3, range(3))
-    corpus = mixture.read(TrainConfig(data=DataConfig(source=str(folder))), None, tmp_path / "run")
+    config = TrainConfig(data=DataConfig(source=str(folder)))
+    corpus = mixture.read(config, mixture.find(str(folder)), None, tmp_path / "run")
     assert corpus.fingerprint == whole.fingerprint
 
 

@@ -286,6 +286,7 @@ def test_texts_of_one_file_are_refused(tmp_path):
     with refused("b.txt is a part of", "what is held out would be trained on; name each text once"):
         prepare.open_sources(data)
     with refused("b.txt is a part of"):
-        mixture.check_sources(DataConfig(source=f"{tmp_path}/*.txt@0.5,{tmp_path}/b.txt@0.5"))
+        source = f"{tmp_path}/*.txt@0.5,{tmp_path}/b.txt@0.5"
+        mixture.check_sources(DataConfig(source=source), mixture.find(source))
     with refused("the documentation of Python's standard library is a part of"):
         prepare.open_sources(DataConfig(source="builtin", eval_source="builtin"))
