@@ -216,8 +216,11 @@ def check_same(values: Mapping[str, Any], fix: str) -> None:
                 raise UserError(f"the hosts differ: {name} is {first} and {second}; {fix}")
 
 
-def check_same_command(config: Any, **flags: Any) -> None:
-    """Check that the config, other flags, code, JAX and devices are the same on all processes."""
+def check_same_command(config: Any, flags: Mapping[str, Any]) -> None:
+    """Check that the config, other flags, code, JAX and devices are the same on all processes.
+
+    It is the first thing that a run does: what it waits for next may depend on its settings.
+    """
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(path.name.encode() + path.read_bytes())
@@ -225,7 +228,7 @@ def check_same_command(config: Any, **flags: Any) -> None:
     values = {
         "the code": digest.hexdigest()[:16],
         "the version of JAX": f"{jax.__version__}, jaxlib {jaxlib.version.__version__}",
-        **{f"--{name}": value for name, value in flags.items()},
+        **{f"--{name}": value and str(value) for name, value in flags.items()},
         **flatten(config),
         "the number and kind of devices": f"{len(devices)} × {devices[0].device_kind}",
     }

@@ -114,6 +114,8 @@ def start(
     """Check a run against its checkpoint, its workdir and the devices, and read its examples."""
     settings.check_class(config, FinetuneConfig)
     config = settings.check(config)
+    init_name = str(init.source or "a model") if isinstance(init, Bert) else str(init)
+    hosts.check_same_command(config, {"workdir": workdir, "init": init_name})
     refuse(
         paths.is_remote(workdir),
         f"--workdir {workdir} is not on a disk, which fine-tuning needs",
@@ -123,21 +125,13 @@ def start(
     workdirs.check_path(folder)
     found = workdirs.read(folder, FinetuneConfig)
     initial = init if isinstance(init, Bert) else load(init)
-    init_name = str(initial.source or "a model") if isinstance(init, Bert) else str(init)
     if initial.task and initial.task.kind == config.task.kind:
         names = [name.removeprefix("task.") for name in fields or ()]
         task = task_class(config.task.kind).continued(
             config.task, initial.task, names, new_head=config.new_head
         )
         config = dataclasses.replace(config, task=task)
-    chosen = origin.resolve(
-        config,
-        found,
-        validate_finetuning,
-        bert=initial,
-        fields=fields,
-        init=init_name,
-    )
+    chosen = origin.resolve(config, found, validate_finetuning, bert=initial, fields=fields)
     _report_if_finished(chosen, folder)
     mesh, microbatches = meshes.make_mesh(chosen.parallel), chosen.optimizer.microbatches
     meshes.check_divides(chosen.data.batch_size, microbatches, mesh)

@@ -90,14 +90,7 @@ def find(
         bert = vocabulary.with_tokenizer(bert, tokenizer)
     if fork is not None and not workdir.config:
         return _find_fork(config, workdir, forks.find(fork))
-    config = resolve(
-        config,
-        workdir,
-        validate,
-        bert=bert,
-        fields=fields,
-        init=None if init is None else str(init),
-    )
+    config = resolve(config, workdir, validate, bert=bert, fields=fields)
     if bert and not workdir.last_step:
         content = {"the content of --init": checkpoint.checksum(bert.params)}
         hosts.check_same(content, "copy it once more")
@@ -153,9 +146,10 @@ def _tokenizer_of_resumed(parts: mixture.Parts, workdir: Workdir) -> Tokenizer |
 
 def _find_fork(config: TrainConfig, workdir: Workdir[TrainConfig], fork: AnyPath) -> Origin:
     """Return the origin of a run that continues from a checkpoint of another one."""
+    hosts.check_same({"the checkpoint of --fork": str(fork)}, "copy the run once more")
     before = forks.read_config(fork)
     config = forks.resolve(config, fork, before, workdir)
-    config = resolve(config, workdir, validate, forked_from=before.model, fork=str(fork))
+    config = resolve(config, workdir, validate, forked_from=before.model)
     tokenizer = checkpoint.read_tokenizer(fork)
     chosen = prepare.choose_tokenizer(config, None)
     if isinstance(chosen, Tokenizer) and chosen.fingerprint != tokenizer.fingerprint:
@@ -188,8 +182,6 @@ def resolve(
     bert: Bert | None = None,
     fields: Collection[str] | None = None,
     forked_from: ModelConfig | None = None,
-    init: str | None = None,
-    fork: str | None = None,
 ) -> _Config:
     """Return the config of a run with its model resolved, once it is valid on all hosts.
 
@@ -200,7 +192,6 @@ def resolve(
       bert: the model of --init, whose architecture the run has.
       fields: the dotted names of what the command line has set, the model's fields among them.
       forked_from: the architecture of the run that it forks.
-      init, fork: as the user wrote them; every host must have the same.
     """
     config = copy.deepcopy(config)
     if bert:
@@ -212,7 +203,7 @@ def resolve(
     if source and not workdir.config:
         _print_if_interpolated(source, config.model)
     config.model = resolve_dtype(config.model, jax.local_devices()[0])
-    hosts.check_same_command(config, workdir=str(workdir.address), init=init, fork=fork)
+    hosts.check_same(settings.flatten(config), "give all the same model and the same --workdir")
     if hosts.count() > 1 and config.parallel.mode == "pmap":
         raise UserError("parallel.mode pmap runs on one host; set it to mesh")
     hosts.run_on_all_hosts(lambda: workdirs.check(workdir, config))

@@ -116,6 +116,7 @@ def start(
     """Check a run against its workdir and the devices, and prepare its text."""
     settings.check_class(config, TrainConfig)
     config = settings.check(config)
+    hosts.check_same_command(config, {"workdir": workdir, "init": init, "fork": fork})
     folder = hosts.run_on_all_hosts(lambda: mirror.open_workdir(workdir, jax.process_index()))
     workdirs.check_path(folder)
     if texts is not None:

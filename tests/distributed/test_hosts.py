@@ -283,20 +283,26 @@ def test_the_loss_of_the_first_host(folder):
     assert time.monotonic() - since < HEARTBEAT
 
 
-@pytest.mark.parametrize("differs", ["config", "files"])
-def test_hosts_that_differ(store, folder, tmp_path, differs):
+@pytest.mark.parametrize("differs", ["config", "vocabulary", "files"])
+def test_hosts_that_differ(tiny_text, store, folder, tmp_path, differs):
     """Both stop with the same line: in a field of the config, or where one lacks the store."""
     (folder / "store").symlink_to(store)
     (tmp_path / "other").mkdir()
-    folders = (folder, folder) if differs == "config" else (folder, tmp_path / "other")
+    folders = (folder, tmp_path / "other") if differs == "files" else (folder, folder)
     command = [*train("store", tmp_path / "run"), "--config.parallel.fsdp=1"]
-    own = "--config.optimizer.b1=0.8" if differs == "config" else ""
+    if differs == "vocabulary":
+        config = model_config(vocab_size=66, num_hidden_layers=1)
+        random_bert(config, open_store(store).tokenizer).save(folder / "init")
+        command += ["--init=init", f"--config.data.source={tiny_text}"]
+    fields = {"config": "optimizer.b1=0.8", "vocabulary": "tokenizer.add=5"}
+    own = f"--config.{fields[differs]}" if differs in fields else ""
     codes, lines = end(start(command, 1, *folders, own=own))
     assert codes == [2, 2]
     assert lines[0] == lines[1]
     name = socket.gethostname()
     message = {
         "config": f"the hosts differ: --config.optimizer.b1 is 0.9 on host 0 ({name}) and 0.8 on",
+        "vocabulary": f"differ: --config.tokenizer.add is 0 on host 0 ({name}) and 5 on host 1",
         "files": f"train.py: host 1 ({name}): data source store does not exist",
     }
     assert message[differs] in lines[0][0]
