@@ -195,30 +195,36 @@ def take_indices(batch: Batch, process_indices: ProcessIndices) -> Batch:
     return {name: value[process_indices(len(value))] for name, value in batch.items()}
 
 
-def eval_batches(
-    corpus: Corpus,
-    stage: Stage,
-    data: DataConfig,
-    most: int,
-    process_indices: ProcessIndices = np.arange,
-    *,
-    microbatches: int = 1,
-) -> Iterator[Batch]:
-    """Yield held-out sequences, each once and not packed; padding completes the last batch.
+class EvalBatches:
+    """The batches of held-out sequences, each once and not packed; padding completes the last one.
 
-    There are at most `most`, and at least one. A batch, on which its random pairs depend, comes in
-    microbatches.
+    There are `num_sequences`, whatever a process reads of them: at most `most`, and at least one. A
+    batch, on which its random pairs depend, comes in microbatches.
     """
-    size = stage.batch_size
-    data = dataclasses.replace(data, packing=False)
-    sequences = make_sequences(corpus.eval, corpus.tokenizer, data, stage.max_length, _EVAL_SEED)
-    total = min(sequences.sequences_per_epoch, max(1, most))
-    count = -(-total // size)
-    for number in range(count):
-        console.advance(number, count)
-        batch = dict(sequences.batch(number, size, process_indices(size)))
-        batch["index"] = batch["index"] + np.int32(number * size)
-        is_padding = batch["index"] >= total
-        batch["attention_mask"] = np.where(is_padding[:, None], 0, batch["attention_mask"])
-        for part in range(microbatches):
-            yield {name: value[part::microbatches] for name, value in batch.items()}
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        stage: Stage,
+        data: DataConfig,
+        most: int,
+        process_indices: ProcessIndices = np.arange,
+        *,
+        microbatches: int = 1,
+    ):
+        data, length = dataclasses.replace(data, packing=False), stage.max_length
+        self._sequences = make_sequences(corpus.eval, corpus.tokenizer, data, length, _EVAL_SEED)
+        self._size, self._microbatches = stage.batch_size, microbatches
+        self._process_indices = process_indices
+        self.num_sequences = min(self._sequences.sequences_per_epoch, max(1, most))
+
+    def __iter__(self) -> Iterator[Batch]:
+        size, count = self._size, -(-self.num_sequences // self._size)
+        for number in range(count):
+            console.advance(number, count)
+            batch = dict(self._sequences.batch(number, size, self._process_indices(size)))
+            batch["index"] = batch["index"] + np.int32(number * size)
+            is_padding = batch["index"] >= self.num_sequences
+            batch["attention_mask"] = np.where(is_padding[:, None], 0, batch["attention_mask"])
+            for part in range(self._microbatches):
+                yield {name: value[part :: self._microbatches] for name, value in batch.items()}

@@ -182,7 +182,7 @@ class SentencePairs(MaskedLM):
         share, config = 0.0, self.config
         most = config.eval_rows // len(corpus.parts)
         for part in corpus.parts:
-            batches = loader.eval_batches(part, stage, config.data, most)
+            batches = loader.EvalBatches(part, stage, config.data, most)
             labels = [x["next_sentence_label"][x["attention_mask"][:, 0] > 0] for x in batches]
             share += part.weight * float(np.concatenate(labels).mean())
         return {**super().baselines(corpus, stage), "nsp_accuracy": max(share, 1 - share)}

@@ -374,7 +374,7 @@ def _make_stages(run: Run, indices: loader.ProcessIndices) -> list[loop.Stage]:
         )
         eval_step = compiled(make_eval_step(in_stage), outputs="metrics")
         held_out = partial(
-            loader.eval_batches,
+            loader.EvalBatches,
             stage=stage,
             data=config.data,
             most=config.eval_rows // len(corpus.parts),

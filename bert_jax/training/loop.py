@@ -13,6 +13,7 @@ import jax
 
 from bert_jax import console
 from bert_jax.batches import Batch
+from bert_jax.batches.loader import EvalBatches
 from bert_jax.config import FinetuneConfig, TrainConfig
 from bert_jax.distributed import hosts
 from bert_jax.errors import DivergedError, Interrupted
@@ -203,7 +204,7 @@ class Training:
 def evaluate(
     eval_step: Callable[[Any, Batch], Metrics],
     parts: Iterable[Corpus],
-    held_out: Callable[[Corpus], Iterable[Batch]],
+    held_out: Callable[[Corpus], EvalBatches],
     loss_weights: Mapping[str, float],
     state: TrainState,
 ) -> dict[str, float]:
@@ -215,12 +216,9 @@ def evaluate(
     sums: Sums = {}
     of_parts: dict[str, float] = {}
     for part in parts:
-        metrics = []
-        for batch in held_out(part):
-            metrics.append(eval_step(state.params, batch))
-            # Without those of padding; each host has its share of a batch.
-            count += hosts.count() * int((batch["attention_mask"][:, 0] > 0).sum())
-        metrics = jax.device_get(metrics)
+        batches = held_out(part)
+        metrics = jax.device_get([eval_step(state.params, batch) for batch in batches])
+        count += batches.num_sequences  # those of all hosts, without padding
         for name, value in means(add_up(metrics), loss_weights).items():
             total, weight = sums.get(name, (0.0, 0.0))
             sums[name] = [total + part.weight * value, weight + part.weight]

@@ -1,8 +1,10 @@
 """Batches by step: across phases, from any step, for any host, and the same as ever."""
 
 import dataclasses
+import itertools
 import zlib
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +15,11 @@ from bert_jax.batches import loader
 from bert_jax.batches.loader import NOTHING_READ, ReadBefore
 from bert_jax.config import Phase, TrainConfig
 from bert_jax.config.schedule import Stage, make_schedule
+from bert_jax.distributed import hosts as hosts_lib
 from bert_jax.text.store import Corpus
+from bert_jax.training import loop
+from bert_jax.training.objective import WeightedSum
+from bert_jax.training.step import TrainState
 
 # CRC-32 of batches by (pairs, packing): of steps 0, 17, 30 and 39, then the first of evaluation.
 # They were recorded at commit 239187a; a run that began with that code resumes with this one.
@@ -50,7 +56,7 @@ def test_batches_are_those_of_earlier_versions(pairs, packing, corpus):
     run = config(seed=3)
     run.data.pairs, run.data.packing = pairs, packing
     batches = train_batches(corpus, run)
-    held_out = next(loader.eval_batches(corpus, Stage(64, 16), run.data, run.eval_rows))
+    held_out = next(iter(loader.EvalBatches(corpus, Stage(64, 16), run.data, run.eval_rows)))
     actual = [checksum(batch) for batch in (*(batches[s] for s in (0, 17, 30, 39)), held_out)]
     assert actual == CHECKSUMS[pairs, packing]
     assert set(batches.statistics()) == (set() if pairs == "none" else {32, 64})
@@ -124,7 +130,7 @@ def test_prefetched_batches_are_the_same_from_any_step(corpus, start):
 def test_held_out_sequences_are_evaluated_once_whatever_the_batch(corpus, limit):
     counts = set()
     for size in (1, 7, 64):
-        batches = list(loader.eval_batches(corpus, Stage(32, size), config().data, limit))
+        batches = list(loader.EvalBatches(corpus, Stage(32, size), config().data, limit))
         assert {b["input_ids"].shape for b in batches} == {(size, 32)}
         present = [b["attention_mask"][:, 0] > 0 for b in batches]
         index = np.concatenate([b["index"][p] for b, p in zip(batches, present, strict=True)])
@@ -132,6 +138,23 @@ def test_held_out_sequences_are_evaluated_once_whatever_the_batch(corpus, limit)
         assert len(index) <= limit
         counts.add(len(index))
     assert len(counts) == 1
+
+
+@pytest.mark.parametrize("limit", [1, 37])
+@pytest.mark.parametrize("host", [np.arange, lambda n: np.arange(n // 2)])
+def test_the_speed_of_an_evaluation_counts_a_sequence_once(corpus, monkeypatch, host, limit):
+    """Of two hosts, each of which reads all of a batch, or half of it."""
+    monkeypatch.setattr(hosts_lib, "count", lambda: 2)
+    clock = itertools.count()  # one second an evaluation
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+    def held_out(part):
+        return loader.EvalBatches(part, Stage(32, 16), config().data, limit, host)
+
+    state = TrainState(step=0, params={}, opt_state={}, rng=None)
+    metrics = {"mlm_loss": WeightedSum(1.0, 1.0)}
+    scores = loop.evaluate(lambda *_: metrics, [corpus], held_out, {}, state)
+    assert scores["sequences_per_second"] == limit
 
 
 @pytest.mark.parametrize(
@@ -161,7 +184,7 @@ def test_the_hosts_read_the_global_batch(corpus, hosts):
         check([slices[step] for slices in by_host], batches[step])
         check([loader.take_indices(batches[step], host) for host in hosts], batches[step])
     phase = Stage(32, 8)
-    held_out_of = partial(loader.eval_batches, corpus, phase, config().data, config().eval_rows)
+    held_out_of = partial(loader.EvalBatches, corpus, phase, config().data, config().eval_rows)
     by_host, held_out = [held_out_of(host) for host in hosts], held_out_of()
     for *slices, batch in zip(*by_host, held_out, strict=True):
         check(slices, batch)

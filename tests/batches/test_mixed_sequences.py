@@ -149,5 +149,5 @@ def test_the_mixture_is_the_same_in_every_phase():
 def test_held_out_text_of_each_is_evaluated_alone():
     corpus = texts((0.9, 0.1))
     for part in corpus.parts:
-        batches = loader.eval_batches(part, Stage(LENGTH, 16), run_config("nsp").data, 50)
+        batches = loader.EvalBatches(part, Stage(LENGTH, 16), run_config("nsp").data, 50)
         assert sum((batch["attention_mask"][:, 0] > 0).sum() for batch in batches) == 50

@@ -512,14 +512,15 @@ def test_a_text_of_which_little_can_be_learned_warns(tiny_config, tmp_path, capf
 
 def test_held_out_sequences_are_evaluated_in_microbatches(tiny_config, tmp_path, monkeypatch):
     """As a batch may only fit in parts; the scores are those of whole batches."""
-    eval_batches, sizes, found = loader.eval_batches, [], []
+    sizes, found = [], []
 
-    def counting(*args, **options):
-        for batch in eval_batches(*args, **options):
-            sizes.append(len(batch["index"]))
-            yield batch
+    class Counting(loader.EvalBatches):
+        def __iter__(self):
+            for batch in super().__iter__():
+                sizes.append(len(batch["index"]))
+                yield batch
 
-    monkeypatch.setattr(loader, "eval_batches", counting)
+    monkeypatch.setattr(loader, "EvalBatches", Counting)
     for count in (1, 2):
         config = copy.deepcopy(tiny_config)
         config.data.batch_size, config.optimizer.microbatches = 16, count

@@ -68,7 +68,7 @@ def batches(corpus, data: DataConfig) -> list[dict[str, np.ndarray]]:
     """Some training batches, and all that are held out."""
     config = TrainConfig(data=data, steps=200, seed=3)
     train = train_batches(corpus, config)
-    held_out = loader.eval_batches(corpus, make_schedule(config).stages[-1], data, config.eval_rows)
+    held_out = loader.EvalBatches(corpus, make_schedule(config).stages[-1], data, config.eval_rows)
     return [*(train[step] for step in (0, 1, 7, 150)), *held_out]
 
 
