@@ -25,6 +25,7 @@ from bert_jax.distributed import fsdp, hosts
 from bert_jax.distributed.devices import describe_memory, step_memory
 from bert_jax.errors import UserError, refuse
 from bert_jax.models.architecture import architecture
+from bert_jax.models.attention import attention_route
 from bert_jax.models.fused_attention import check_attention
 
 AXES = ("data", "fsdp", "tensor")
@@ -94,9 +95,21 @@ def check_model(
 
     `owner` is what the names of its sizes begin with in messages.
     """
-    for window, length in itertools.product({*architecture(model).windows(model)}, lengths):
-        platform = mesh.devices.flat[0].platform
+    platform, windows = mesh.devices.flat[0].platform, {*architecture(model).windows(model)}
+    for window, length in itertools.product(windows, lengths):
         check_attention(model, platform, length, window=window, packed=packed)
+    if hosts.count() > 1:  # each tries the kernels on its own device
+        route = partial(attention_route, model, platform, packed=packed)
+        hosts.check_same(
+            {
+                f"the attention of {length} tokens": [
+                    route(length, window=window, training=training).name
+                    for window, training in itertools.product(sorted(windows), (True, False))
+                ]
+                for length in lengths
+            },
+            "set model.attention to plain, or repair the host on which a kernel fails",
+        )
     split = dict.fromkeys(("num_attention_heads", "intermediate_size", "vocab_size"), "tensor")
     split |= dict.fromkeys(("hidden_size", "embedding_size"), "fsdp")
     for name, axis in split.items():

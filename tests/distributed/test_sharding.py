@@ -21,6 +21,7 @@ from bert_jax.config import (
 )
 from bert_jax.config.schedule import make_rate_schedule
 from bert_jax.config.validation import validate
+from bert_jax.distributed import hosts
 from bert_jax.distributed.fsdp import num_batch_shards
 from bert_jax.distributed.mesh import check_divides, check_model, make_mesh
 from bert_jax.objectives.sentence_pairs import BertForPreTraining
@@ -147,6 +148,19 @@ def test_sizes_that_the_mesh_does_not_divide_are_refused(parallel_config, model,
     with refused(*key_words):
         validate(config)
         check_model(config.model, make_mesh(config.parallel), [16])
+
+
+def test_hosts_of_which_one_has_no_kernel_are_refused(monkeypatch):
+    def gather(value):
+        name, texts = value
+        others = {name: text.replace("plain", "fused") for name, text in texts.items()}
+        return [[name, texts], ["other", others]]
+
+    monkeypatch.setattr(hosts, "gather", gather)
+    check_model(SIZES, make_mesh(), [16])  # of a single host
+    monkeypatch.setattr(hosts, "count", lambda: 2)
+    with refused('the attention of 16 tokens is ["plain", "plain"] on host 0', "on host 1 (other)"):
+        check_model(SIZES, make_mesh(), [16])
 
 
 def test_a_batch_that_the_mesh_does_not_divide_is_refused():
