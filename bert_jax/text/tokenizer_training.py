@@ -84,14 +84,15 @@ def _train_wordpiece(sentences: list[str], config: TokenizerConfig, vocab_size: 
         counts.update("".join(f"▁{word}" for word in sentence))
         inside.update("".join(word[1:] for word in sentence))
     names = {f"##{character}": count for character, count in inside.items()}
-    alphabet = _choose(Counter({**counts, **names, "▁": 0}), vocab_size)
+    of_text = counts["▁"] - sum(map(len, words))  # which may have the character itself
+    alphabet = _choose(Counter({**counts, **names, "▁": of_text}), vocab_size)
     model = _run_sentencepiece(
         map(" ".join, words),
         # "▁", which marks the start of a word, is no token of WordPiece, and "▁x" is the token of
         # the character "x". So more are asked for, and those beyond `vocab_size` are dropped.
         vocab_size + 1 + len(alphabet),
         counts,
-        ["▁", *(name for name in alphabet if len(name) == 1)],
+        [*dict.fromkeys(("▁", *(name for name in alphabet if len(name) == 1)))],
         model_type="bpe",
         normalization_rule_name="identity",
         split_by_unicode_script=False,

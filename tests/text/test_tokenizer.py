@@ -676,6 +676,14 @@ def test_a_text_with_the_character_that_sentencepiece_reserves(kind):
     assert tokenizer.unk_id not in tokenizer.encode(["now \u2586"])[0]
 
 
+def test_a_wordpiece_has_the_mark_of_words_where_it_is_a_character_of_the_text():
+    """U+2581, which SentencePiece puts before each word while it is trained."""
+    text = ["temp \u2581\u2582 now"] * 20 + ["a river bank"] * 20
+    tokenizer = tokenizer_training.train(text, TokenizerConfig(kind="wordpiece"), 60)
+    (ids,) = tokenizer.encode(["\u2581 bank"])
+    assert [tokenizer.id_to_token(index) for index in ids] == ["\u2581", "bank"]
+
+
 def test_tokens_of_one_character_have_its_offsets():
     """SentencePiece says of all but the last that they are empty."""
     config = TokenizerConfig(kind="sentencepiece")
