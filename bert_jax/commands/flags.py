@@ -96,7 +96,8 @@ class Parser(argparse.ArgumentParser):
             if typing.get_origin(field.hint) is Literal:
                 text += f" ({', '.join(map(str, typing.get_args(field.hint)))})"
             if field.value != defaults[field.name]:
-                text += f" (default: {defaults[field.name] or 'none'})"
+                default = defaults[field.name]
+                text += f" (default: {'none' if default in ('', ()) else default})"
         return text
 
     def error(self, message: str) -> NoReturn:

@@ -14,6 +14,7 @@ A runner of Apache Beam can prepare all shards, on its own machines; its options
 
 import argparse
 import contextlib
+import math
 import os
 import shlex
 import threading
@@ -137,7 +138,7 @@ def _check_flags(args: argparse.Namespace, options: list[str]) -> None:
     if mixture.parse(args.source):
         remedy = "prepare each text by itself, all with one --tokenizer=PATH"
         raise UserError(f"{args.source} is a mixture, which `bert-jax pretrain` makes; {remedy}")
-    if args.sample is not None and (args.shard or not args.sample > 0):
+    if args.sample is not None and (args.shard or not 0 < args.sample < math.inf):
         raise UserError("--sample must be a positive number of gigabytes, and without --shard")
     is_path = args.tokenizer not in _KINDS
     if paths.is_remote(args.tokenizer):
@@ -172,10 +173,10 @@ def _prepare_shard(args: argparse.Namespace, data: DataConfig, folder: Path, sha
     from bert_jax.text import prepare, shards, store
 
     tokenizer = _tokenizer_of_shards(args, folder)
-    if args.force:
-        (folder / "store.json").unlink(missing_ok=True)  # of the shards as they were
     with _replacing(shards.shard_folder(folder, shard), force=args.force) as new:
         prepare.write(data, tokenizer, args.vocab_size, new, shard, restarts=args.force)
+        if args.force:
+            (folder / "store.json").unlink(missing_ok=True)  # of the shards as they were
     # Shards that are replaced one after the other are of two texts until the last one is.
     is_alone = paths.is_remote(args.store) or args.force
     if is_alone or shards.missing(folder, shard[1]):

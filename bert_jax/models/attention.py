@@ -25,6 +25,7 @@ from bert_jax.models.layers import (
     DropoutKey,
     apply_dropout,
     dense_layers,
+    strides,
 )
 from bert_jax.models.matmul import attention_context, attention_scores
 from bert_jax.models.positions import position_kind, rotate
@@ -225,8 +226,9 @@ def local_attention(
     query = blocks_of(query, mask.window, reach=0)
     key, value = (blocks_of(x, mask.window, reach=mask.window) for x in (key, value))
     # Where the scores of each block begin among those of all queries and keys.
-    first = (jnp.arange(blocks) * (most + 1) - 1) * mask.window
-    first = jnp.tile(first.astype(jnp.uint32), batch)
+    _, stride, _ = strides((config.num_attention_heads, most, most))
+    first = jnp.arange(blocks, dtype=jnp.uint32) * jnp.uint32((stride + 1) % (1 << 32)) - 1
+    first = jnp.tile(first * jnp.uint32(mask.window), batch)
     if dropout_key:
         indices = jnp.repeat(dropout_key.indices, blocks)
         dropout_key = DropoutKey(dropout_key.key, indices)

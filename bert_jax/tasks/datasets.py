@@ -191,6 +191,7 @@ def _without_label(
 ) -> Example:
     """Return an example without a label, with the column that is absent; refuse a labelled one."""
     row = record.fields.get("row")
+    row = row if isinstance(row, Record) else None  # and no column that the user calls so
     if labelled:
         if row:
             row.field(data.label, "data.label")

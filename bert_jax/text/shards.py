@@ -55,6 +55,7 @@ def train_tokenizer(
 
     `force` says whether to replace one that is there.
     """
+    _refuse_store_without_shards(folder)
     sources = prepare.open_sources(data)
     size, total = sources[0].size, len(sources[0].chunks)
     number = min(total, max(1, round(1e9 * gigabytes * total / max(1, size))))
@@ -62,6 +63,7 @@ def train_tokenizer(
     sentences = prepare.training_sentences(sources, data.eval_fraction, chunks)
     with replacing(folder / "tokenizer", os.path.isdir if force else None) as path:
         prepare.train_tokenizer(sentences, config, vocab_size).save(path)
+        (folder / "store.json").unlink(missing_ok=True)  # of shards of the one that is replaced
     return f"{number:,} of {total:,} chunks of the text, at even distances"
 
 
@@ -94,12 +96,16 @@ def mirrored(store: str, shard: Shard | None) -> Iterator[Path]:
 
 def shard_folder(folder: Path, shard: Shard) -> Path:
     """Return the folder of a shard of a store; UserError for a store without shards."""
-    if store.is_store(folder) and not os.path.isdir(folder / "shards"):
-        raise UserError(f"{folder} is a store without shards; choose another folder")
+    _refuse_store_without_shards(folder)
     path = folder / "shards" / f"{shard[0]:05d}-of-{shard[1]:05d}"
     if os.path.exists(folder / "store.json") and not path.exists():
         raise UserError(f"{folder} is complete without this shard; choose another folder")
     return path
+
+
+def _refuse_store_without_shards(folder: Path) -> None:
+    if store.is_store(folder) and not os.path.isdir(folder / "shards"):
+        raise UserError(f"{folder} is a store without shards; choose another folder")
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

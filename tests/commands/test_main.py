@@ -64,6 +64,10 @@ def test_help_lists_the_fields_of_a_recipe(bert_jax_main, capsys):
             "pretrain --help-all",
             "--config.model.hidden_size=128\n        width of the encoder (def",
         ),
+        (
+            "pretrain --help-all --config=electra_small",
+            "width of embeddings; 0: hidden_size (default: 0)",
+        ),
         ("pretrain --help-all --config=small", "--config.steps=50000\n        training steps (def"),
         ("finetune --config finetune/squad --help-all", "task.kind=question_answering"),
     ):
@@ -246,7 +250,7 @@ def test_prepare_in_shards(tmp_path, monkeypatch, bert_jax_main):
     refuse("store/tokenizer already exists", *train)
     for text in ("3/3", "-1/3", "1", "1/0", "a/b", "1/3/4"):
         refuse(f"--shard={text} is no shard; give its number, from 0", *words, f"--shard={text}")
-    for options in (("--sample=0",), ("--sample=nan",), ("--sample=1", "--shard=0/3")):
+    for options in (("--sample=inf",), ("--sample=nan",), ("--sample=1", "--shard=0/3")):
         refuse("--sample must be a positive number of gigabytes", *words, *options)
     refuse("--sample trains a tokenizer", *words, "--sample=1", "--tokenizer=store/tokenizer")
     refuse("required: SOURCE, STORE; see", "prepare")
@@ -259,8 +263,13 @@ def test_prepare_in_shards(tmp_path, monkeypatch, bert_jax_main):
         assert ("after all others: " in printed) == (number != 1)
     assert "training: " in printed
     assert "train on it with: bert-jax pretrain --config.data.source=store" in printed
-    refuse("store is complete without this shard", *words, "--shard=0/4")
+    for options in ((), ("--force",)):
+        refuse("store is complete without this shard", *words, "--shard=0/4", *options)
+    refuse("other.txt does not exist", "prepare", "other.txt", "store", "--shard=0/3", "--force")
     bert_jax_main(*words, "--tokenizer=store/tokenizer")  # the same text
+    bert_jax_main(*train, "--cased", "--force")  # a tokenizer for shards that are to come
+    shards.finish(tmp_path / "store")
+    assert open_store(tmp_path / "store").tokenizer.encode(["A"])[0][0] != 1
     text = tmp_path / "text.txt"
     before = text.read_text()
     text.write_text(f"{before}\n\nAnother document.\n")
@@ -282,7 +291,9 @@ def test_prepare_in_shards(tmp_path, monkeypatch, bert_jax_main):
     monkeypatch.chdir("store")
     bert_jax_main("prepare", "../text.txt", ".", "--vocab-size=60", "--force")
     monkeypatch.chdir(tmp_path)
-    refuse("store is a store without shards", *words, "--shard=0/3", "--tokenizer=store/tokenizer")
+    for options in (("--shard=0/3", "--tokenizer=store/tokenizer"), ("--sample=1", "--force")):
+        refuse("store is a store without shards", *words, *options)
+    open_store(tmp_path / "store").verify()
 
 
 def test_force_replaces_only_what_the_command_writes(tiny_run, tmp_path, bert_jax_main):

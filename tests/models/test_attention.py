@@ -249,9 +249,11 @@ def test_padding_attends_to_the_text_on_a_tpu():
     ("length", "window", "packed", "rate"),
     [(24, 4, False, 0.0), (50, 6, True, 0.3), (13, 1, True, 0.5), (30, 29, False, 0.1)],
 )
-def test_blocks_of_a_window_are_the_plain_form(length, window, packed, rate):
+@pytest.mark.parametrize("positions", [64, 1 << 17])
+def test_blocks_of_a_window_are_the_plain_form(length, window, packed, rate, positions):
     """At lengths that are no multiple of a block; the same elements are dropped."""
-    config, form = layer(2, 8, length, rate), partial(attention.local_attention, dropout_key=KEY)
+    config = dataclasses.replace(layer(2, 8, length, rate), max_position_embeddings=positions)
+    form = partial(attention.local_attention, dropout_key=KEY)
     check_form(form, config, length, window=window, packed=packed, key=KEY)
 
 
