@@ -90,8 +90,8 @@ class Schedule:
 
     @property
     def largest(self) -> Stage:
-        """The main stage with the largest batches."""
-        return max(self.main_stages, key=lambda stage: stage.batch_size)
+        """The main stage whose batches have most tokens."""
+        return max(self.main_stages, key=lambda stage: stage.batch_size * stage.max_length)
 
     def stage_of(self, step: int) -> Stage:
         """Return the stage of a step, of which 1 is the first."""

@@ -328,10 +328,12 @@ def _predict_all(run: Run, params: Any) -> tuple[dict[str, dict[str, float]], di
 @console.working("saving", says_end=False)
 def _write_best(bert: Bert, config: FinetuneConfig, workdir: Path) -> None:
     """Write the best model as a checkpoint; at any moment there is a complete one to load."""
-    new = workdir / "best.new"  # which `checkpoint.find` takes where best is not there
+    new, best = workdir / "best.new", workdir / "best"
     if hosts.is_main():
+        if (new / "state").exists() and not best.exists():  # killed between two renames
+            new.rename(best)
         shutil.rmtree(new, ignore_errors=True)
     description = dataclasses.asdict(dataclasses.replace(config, task=bert.task))
     checkpoint.write_params(new, bert.params, description, bert.tokenizer)
     if hosts.is_main():
-        replacement.replace(new, workdir / "best")
+        replacement.replace(new, best)

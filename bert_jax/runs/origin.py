@@ -112,7 +112,7 @@ def find(
         f"{workdir.address} has a run that began with random weights, not with --init {init}",
         fix="leave --init out to resume it, or choose another --workdir",
     )
-    tokenizer = tokenizer or _tokenizer_of_resumed(parts, workdir)
+    tokenizer = tokenizer or _tokenizer_of_resumed(config, parts, workdir)
     return Origin(
         "resumed",
         config,
@@ -129,17 +129,22 @@ def _initial_model(init: str | Path, workdir: Workdir) -> Bert:
     A machine that resumes a run, such as one in place of another, may not have the folder.
     """
     is_gone = not paths.is_on_hub(init) and not paths.exists(paths.as_path(init))
-    if is_gone and workdir.results.get("init") and workdir.last_step:
-        return load(workdir.checkpoints / str(workdir.last_step))
+    is_gone = any(hosts.gather(is_gone))  # all hosts read the same one, and wait for each other
+    if is_gone and workdir.config and workdir.results.get("init") and workdir.last_step:
+        bert = load(workdir.checkpoints / str(workdir.last_step))
+        # A phase may have another rotary base than the run.
+        return dataclasses.replace(bert, config=workdir.config.model)
     return load(init)
 
 
-def _tokenizer_of_resumed(parts: mixture.Parts, workdir: Workdir) -> Tokenizer | None:
+def _tokenizer_of_resumed(
+    config: TrainConfig, parts: mixture.Parts, workdir: Workdir
+) -> Tokenizer | None:
     """Return the tokenizer of a run that resumes, unless its store has trained it."""
     store = workdir.path / "store"
     # A machine that resumes a run from a bucket has no store yet.
-    was_given = workdir.results.get("init") and not is_store(store)
-    if was_given or parts.weights:
+    was_given = workdir.results.get("init") or config.tokenizer.path
+    if parts.weights or (was_given and not is_store(store)):
         return tokenizer_loading.load(workdir.path / "tokenizer")
     return prepare.given_tokenizer(store)
 

@@ -22,6 +22,7 @@ from bert_jax.config.schedule import make_schedule
 from bert_jax.console import Level
 from bert_jax.distributed import devices, hosts
 from bert_jax.distributed import mesh as meshes
+from bert_jax.errors import refuse
 from bert_jax.objectives import make_objective
 from bert_jax.runs import origin as origins
 from bert_jax.runs import report, weights
@@ -119,18 +120,13 @@ def start(
     hosts.check_same_command(config, {"workdir": workdir, "init": init, "fork": fork})
     folder = hosts.run_on_all_hosts(lambda: mirror.open_workdir(workdir, jax.process_index()))
     workdirs.check_path(folder)
-    if texts is not None:
-        data = dataclasses.replace(config.data, source=str(folder / memory.TEXTS))
-        config = dataclasses.replace(config, data=data)
     found = hosts.run_on_all_hosts(lambda: workdirs.read(folder, TrainConfig))
     hosts.check_same(
         {"--workdir's checkpoints": found.steps, "--workdir's run": found.config is not None},
         "give a folder that all hosts share, and start again once each of them sees its files",
     )
     if texts is not None:  # of which the origin may add words to a vocabulary
-        write = partial(memory.write_texts, texts, folder / memory.TEXTS, config.data.text_field)
-        is_unused = found.config_json is not None and not found.config
-        hosts.run_on_main(lambda: write(may_replace=is_unused))
+        config, found = _with_texts(texts, config, found)
     parts = _find_parts(config.data.source)
     origin = origins.find(config, found, parts, init=init, fork=fork, fields=fields)
     config = origin.config
@@ -175,6 +171,29 @@ def start(
         setup=setup,
         new_state=state.result if state else setup.new_state,
     )
+
+
+def _with_texts(
+    texts: Any, config: TrainConfig, found: workdirs.Workdir[TrainConfig]
+) -> tuple[TrainConfig, workdirs.Workdir[TrainConfig]]:
+    """Write texts from memory to the workdir; return the config, and the workdir, with their file.
+
+    On the machine that began the run the file had another path.
+    """
+    refuse(
+        mirror.url_of(found.path) and hosts.count() > 1,
+        "texts from memory are written to a disk, and with --workdir in a bucket no other host "
+        "sees them",
+        fix="write them to files, and name these in data.source",
+    )
+    write = partial(memory.write_texts, texts, found.path / memory.TEXTS, config.data.text_field)
+    is_unused = found.config_json is not None and not found.config
+    hosts.run_on_main(lambda: write(may_replace=is_unused))
+    if found.config:
+        own_texts = workdirs.with_own_texts(found.config, found.path)
+        found = dataclasses.replace(found, config=own_texts)
+    source = str(found.path / memory.TEXTS)
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, source=source)), found
 
 
 def _find_parts(source: str) -> mixture.Parts:

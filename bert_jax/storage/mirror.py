@@ -34,7 +34,7 @@ def open_workdir(workdir: AnyPath, process: int = 0) -> Path:
     if not paths.is_remote(workdir):
         return Path(workdir)
     url = str(workdir)
-    number = f"-{process}" if process else ""
+    number = f"%{process}" if process else ""  # which no quoted URL ends with
     try:
         folder = paths.cache_folder() / "runs" / f"{_quoted(url)}{number}"
         with locks.locked(folder):

@@ -219,12 +219,15 @@ def evaluate(
         batches = held_out(part)
         metrics = jax.device_get([eval_step(state.params, batch) for batch in batches])
         count += batches.num_sequences  # those of all hosts, without padding
-        for name, value in means(add_up(metrics), loss_weights).items():
+        of_part = add_up(metrics)
+        for name, value in means(of_part, loss_weights).items():
+            if name not in of_part:  # the sum of the losses, which is made of their means below
+                continue
             total, weight = sums.get(name, (0.0, 0.0))
             sums[name] = [total + part.weight * value, weight + part.weight]
             if part.name and name.endswith("_loss"):
                 of_parts[f"{name}/{part.name}"] = value
-    scores = {name: total / weight for name, (total, weight) in sums.items()}
+    scores = means(sums, loss_weights)
     return {**scores, **of_parts, "sequences_per_second": count / (time.monotonic() - started)}
 
 

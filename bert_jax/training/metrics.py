@@ -36,7 +36,7 @@ def means(sums: Sums, loss_weights: Mapping[str, float]) -> dict[str, float]:
     """Return the mean of each metric of weight above 0, and as "loss" the sum of the losses."""
     result = {name: total / weight for name, (total, weight) in sums.items() if weight > 0}
     losses = (name for name in result if name.endswith("_loss"))
-    loss = sum(loss_weights.get(name, 1.0) * result[name] for name in losses)
+    loss = sum((loss_weights.get(name, 1.0) * result[name] for name in losses), 0.0)
     return {"loss": loss, **result}
 
 

@@ -157,6 +157,21 @@ def test_the_speed_of_an_evaluation_counts_a_sequence_once(corpus, monkeypatch, 
     assert scores["sequences_per_second"] == limit
 
 
+def test_a_text_without_a_prediction_has_no_part_in_the_loss(corpus):
+    """As of short sequences in which no whole word may be masked."""
+    parts = [dataclasses.replace(corpus, name=name, weight=0.5) for name in ("a", "b")]
+    of_parts = [{"mlm_loss": WeightedSum(8.0, 2.0)}, {"mlm_loss": WeightedSum(0.0, 0.0)}]
+    found = iter(of_parts)
+    state = TrainState(step=0, params={}, opt_state={}, rng=None)
+
+    def held_out(part):
+        return loader.EvalBatches(part, Stage(32, 16), config().data, 1)
+
+    scores = loop.evaluate(lambda *_: next(found), parts, held_out, {}, state)
+    assert (scores["loss"], scores["mlm_loss"], scores["mlm_loss/a"]) == (4.0, 4.0, 4.0)
+    assert "mlm_loss/b" not in scores
+
+
 @pytest.mark.parametrize(
     "hosts",
     [

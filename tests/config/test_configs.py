@@ -118,6 +118,7 @@ def test_a_length_warmup_is_a_phase_before_the_others(length, expected):
     found = [(x.first_step, x.max_length, x.batch_size, x.max_predictions) for x in schedule.stages]
     assert found == expected
     assert len(schedule.main_stages) == 2
+    assert schedule.largest == schedule.main_stages[1]
     assert schedule.length_warmup == (30 if length > 16 else 0)
 
 

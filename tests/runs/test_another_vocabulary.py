@@ -1,6 +1,7 @@
 """A run that begins from a model with another tokenizer."""
 
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
@@ -112,6 +113,23 @@ def test_words_of_texts_in_memory_and_a_start_that_was_interrupted(tiny_run, tin
     )
     names = [result.bert.tokenizer.id_to_token(i) for i in range(old.vocab_size, 99)]
     assert "heads" in names
+
+
+def test_a_run_of_a_store_resumes_without_the_tokenizer_that_it_was_given(
+    tiny_config, tiny_run, tmp_path
+):
+    run = shutil.copytree(tiny_run.checkpoint.parents[1], tmp_path / "run")
+    (run / "store").rename(tmp_path / "store")
+    config = dataclasses.replace(
+        tiny_config,
+        steps=tiny_config.steps + 2,
+        data=dataclasses.replace(tiny_config.data, source=str(tmp_path / "store")),
+        tokenizer=TokenizerConfig(path=str(tmp_path / "gone")),
+    )
+    began = dataclasses.replace(config, steps=tiny_config.steps)
+    (run / "config.json").write_text(settings.to_json(began))
+    resumed = start(config, run)
+    assert resumed.corpus.tokenizer.fingerprint == tiny_run.bert.tokenizer.fingerprint
 
 
 def test_a_run_with_a_tokenizer_of_its_own(tiny_bert, tiny_config, tmp_path):

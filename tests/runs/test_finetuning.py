@@ -9,6 +9,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -32,6 +33,7 @@ from bert_jax.runs import finetune as finetuning
 from bert_jax.runs import learning_rates, task_run
 from bert_jax.tasks.classification import Classification
 from bert_jax.text import tokenizer_training
+from bert_jax.training import checkpoint
 
 STEPS = 76  # four epochs of 19
 SHORT = "data.max_length=8"  # one padded length, so one program to compile
@@ -490,6 +492,13 @@ def test_the_best_model_is_replaced_without_a_moment_of_none(finished, tmp_path,
     with pytest.raises(KeyboardInterrupt):
         finetuning._write_best(result.bert, config, copy)
     monkeypatch.undo()
+    assert bert_jax.load(copy).task.labels == result.bert.task.labels
+
+    if (copy / "best").exists():  # SIGKILL between the renames leaves the other alone
+        shutil.rmtree(copy / "best")
+    monkeypatch.setattr(checkpoint, "write_params", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        finetuning._write_best(result.bert, config, copy)
     assert bert_jax.load(copy).task.labels == result.bert.task.labels
 
 

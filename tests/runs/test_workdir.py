@@ -7,10 +7,12 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from helpers import refused
 
+from bert_jax.bert import Bert
 from bert_jax.config import FinetuneConfig, ModelConfig, TrainConfig, settings
 from bert_jax.config.validation import validate
 from bert_jax.errors import TrainingError, UserError
@@ -126,6 +128,21 @@ def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, capsys)
     with locks.locked(tmp_path):
         pass
     assert "cannot be locked (No locks available); run one command on it" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("gone", [[True], [False, True]])
+def test_every_host_reads_the_run_where_one_lacks_init(tmp_path, monkeypatch, gone):
+    """With the config of the run: its checkpoint is of a phase with another rotary base."""
+    began = dataclasses.replace(ModelConfig(), hidden_size=64)
+    read = Mock(return_value=Bert(dataclasses.replace(began, hidden_size=32), {}, None, None))
+    monkeypatch.setattr(origin, "load", read)
+    monkeypatch.setattr(origin.hosts, "gather", lambda own: [*gone[:-1], own or gone[-1]])
+    run = workdir.Workdir(
+        tmp_path, tmp_path, TrainConfig(model=began), (4, 8), None, {"init": "of others"}
+    )
+    found = origin._initial_model(tmp_path / ("none" if gone == [True] else ""), run)
+    read.assert_called_once_with(tmp_path / "checkpoints" / "8")
+    assert found.config == began
 
 
 @pytest.mark.parametrize("is_new", [True, False])

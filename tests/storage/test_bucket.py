@@ -115,6 +115,11 @@ def test_runs_beside_and_within_each_other(bucket, tiny_config):
     outer = mirror.open_workdir(paths.as_path("gs://bucket/outer"))
     assert {path.name for path in outer.iterdir()} <= {*mirror._READ, ".bucket", ".lock", "store"}
     assert not [name for name in bucket.objects if "store" in name]
+    folders = (
+        mirror.open_workdir(paths.as_path("gs://b/run"), 1),
+        mirror.open_workdir(paths.as_path("gs://b/run-1")),
+    )
+    assert folders[0] != folders[1]
 
 
 def test_a_fork_resumes_on_another_machine(bucket, tiny_config, tiny_run, tmp_path):
@@ -128,6 +133,19 @@ def test_a_fork_resumes_on_another_machine(bucket, tiny_config, tiny_run, tmp_pa
     run = pretraining.start(config, tmp_path / "run", fork="gs://bucket/fork@4")
     state = checkpoint.read_state(run.origin.fork, run.setup.abstract_state)
     assert_same(state.params, result.bert.params)
+
+
+def test_texts_from_memory_are_given_to_another_machine_again(bucket, tiny_config):
+    texts = ["The river bank reads a token. The model sees."] * 40
+    config = copy.deepcopy(tiny_config)
+    for config.steps, machine in ((2, "first"), (4, "second")):
+        bucket.machine(machine)
+        result = pretrain(config, "gs://bucket/texts", texts=texts, quiet=True)
+    assert result.checkpoint.name == "4"
+    bucket.machine("third")
+    config.steps = 6
+    with pytest.raises(UserError, match="other text"):
+        pretrain(config, "gs://bucket/texts", texts=texts[1:], quiet=True)
 
 
 def test_small_files_that_cannot_be_copied_do_not_end_a_run(bucket, tiny_config, capsys):
