@@ -193,7 +193,7 @@ def test_an_export_that_fails_leaves_nothing(golden, tmp_path, monkeypatch):
         golden.export("/dev/null/out")
     assert not list(tmp_path.iterdir())
 
-    def full(*_):
+    def full(*_, **__):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
