@@ -45,15 +45,16 @@ class Datasets:
 def load_datasets(
     config: FinetuneConfig, labels: Sequence[str] = (), *, train: Any = None, held_out: Any = None
 ) -> tuple[Task, Datasets]:
-    """Read all examples of a task; its labels are the config's, or `labels`, or those of training.
+    """Read all examples of a task.
 
+    Its labels are the config's, or `labels`, or those of its task of GLUE, or those of training.
     `train` and `held_out` are examples in memory, in place of the files of the config.
     """
     data = config.data
     train_source, eval_sources, test_sources = _sources(config, train, held_out)
     for name in (eval_sources or {"eval"}) & test_sources.keys():
         raise UserError(f"data.eval and data.test both have a set {name}; give one another name")
-    task = make_task(config.task, config.task.labels or labels)
+    task = make_task(glue.completed(config.task), config.task.labels or labels)
     for name in (*eval_sources, *test_sources):
         refuse(
             any(f".{name}{suffix}" in task.file_suffixes for suffix in task.file_suffixes),

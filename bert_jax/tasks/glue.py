@@ -71,6 +71,15 @@ def task(name: str) -> TaskConfig:
     return TaskConfig(kind, name, task.labels, task.metrics)
 
 
+def completed(task: TaskConfig) -> TaskConfig:
+    """Return a config with the labels and metrics of its task of GLUE, unless it has its own."""
+    if not task.glue:
+        return task
+    usual = layout(task.glue)
+    labels, metrics = task.labels or usual.labels, task.metrics or usual.metrics
+    return dataclasses.replace(task, labels=labels, metrics=metrics)
+
+
 def sources(name: str, folder: str = "") -> tuple[str, dict[str, str], dict[str, str]]:
     """Return the training, held-out and test sources, in a folder (test optional) or TFDS."""
     parts = layout(name).parts

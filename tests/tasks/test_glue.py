@@ -5,8 +5,9 @@ import json
 import pytest
 from helpers import refused, write_file
 
-from bert_jax.config import DataFiles
+from bert_jax.config import DataFiles, FinetuneConfig, TaskConfig
 from bert_jax.tasks import glue
+from bert_jax.tasks.datasets import load_datasets
 from bert_jax.tasks.readers import Record
 
 COLUMNS = DataFiles()  # none that is named
@@ -211,3 +212,21 @@ def test_columns_that_the_user_names(tmp_path):
     assert values(glue.read("sst2", path, DataFiles(label="gold")))[0] == (None, ("A",), "positive")
     with refused("a.tsv:2 has no column 'absent'"):
         list(glue.read("sst2", path, DataFiles(text="absent")))
+
+
+@pytest.mark.parametrize("name", ["cola", "mrpc", "mnli"])
+def test_a_task_that_is_named_without_its_recipe(tmp_path, name):
+    """It has the labels of that task in their order, and its metrics, unless others are set."""
+    for file in ("train", "dev", "dev_matched", "dev_mismatched"):
+        write_file(tmp_path / f"{file}.tsv", "".join(training_file(name)))
+    usual, data = glue.task(name), DataFiles(train=str(tmp_path))
+
+    def completed(labels_of_head=(), **fields) -> TaskConfig:
+        config = FinetuneConfig(task=TaskConfig(glue=name, **fields), data=data)
+        return load_datasets(config, labels_of_head)[0].config
+
+    assert completed() == usual
+    others = usual.labels[::-1]
+    assert completed(others).labels == others
+    own = completed(usual.labels, labels=others, metrics=("accuracy",))
+    assert (own.labels, own.metrics) == (others, ("accuracy",))
