@@ -110,7 +110,8 @@ def _no_label(examples: Sequence["Example"]) -> str:
     for example in examples:
         if example.absent_column:
             return f"{example.where} has no column {example.absent_column!r}; --label names another"
-    return "not every example has a label"
+    is_labelled = all(example.label is not None for example in examples)
+    return "the labels give none" if is_labelled else "not every example has a label"
 
 
 def _given(args: argparse.Namespace, task: "Task", data: "DataFiles") -> Lines:

@@ -361,7 +361,7 @@ def finetuning_end(
     for name, values in list(scores.items())[1:]:
         names = [name for name in comparison[0]["scores"] if name in values]
         listed = [f"{name} {values[name]:z.4f}" for name in names]
-        listed = ", ".join(listed) or "predicted; some labels are missing"
+        listed = ", ".join(listed) or "predicted; some labels are missing, or they give no scores"
         print_on_main(f"{name:<10} {listed}", Level.RESULTS)
     for name, what in truncated.items():
         print_on_main(f"truncated  of {name}: {what}")

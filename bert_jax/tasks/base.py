@@ -290,7 +290,10 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
-        """Return the metrics of the predictions for examples that all have labels."""
+        """Return the metrics of the predictions for examples that all have labels.
+
+        Those that these labels leave undefined are absent.
+        """
 
     @abc.abstractmethod
     def constant_score(self, examples: Sequence[Example]) -> float:
@@ -391,7 +394,13 @@ class Task(abc.ABC):
         return f'inputs = tokenizer({texts}, return_tensors="pt")\noutputs = model(**inputs)'
 
     def mean_score(self, scores: Mapping[str, float]) -> float:
-        """Return the mean of `metrics` among the scores."""
+        """Return the mean of `metrics` among the scores; UserError where one is absent."""
+        absent = next((name for name in self.metrics if name not in scores), "")
+        refuse(
+            absent,
+            f"the labels of the held-out examples give no {absent}",
+            fix="give more examples",
+        )
         return float(np.mean([scores[name] for name in self.metrics]))
 
     def rank(self, values: Mapping[str, float]) -> float:

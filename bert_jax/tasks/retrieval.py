@@ -86,12 +86,15 @@ class Retrieval(Task):
 
     def held_out_examples(self, examples: Sequence[Example]) -> Sequence[Example]:
         if self.is_retrieval:
-            _Collection(examples)  # refused before the training if there is nothing to find
+            is_asked = any(_is_asked_for(example) for example in examples)
+            refuse(not is_asked, "no held-out pair has a score above 0", fix="give some that have")
         return examples
 
     def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
-        """Return how well passages are found."""
+        """Return how well passages are found; nothing where none is asked for."""
         collection = _Collection(examples)
+        if not collection.queries:
+            return {}
         by_query: dict[str, Any] = {}
         by_passage: dict[str, Any] = {}
         for example, prediction in zip(examples, predictions, strict=True):
@@ -188,6 +191,11 @@ def _refuse_apart(example: Example, is_apart: bool) -> None:
     )
 
 
+def _is_asked_for(example: Example) -> bool:
+    """Return whether the query of a labelled pair asks for its passage: a score above 0 says so."""
+    return example.label > 0
+
+
 class _Collection:
     """The queries and the passages of examples, each once, and what each query asks for.
 
@@ -201,11 +209,9 @@ class _Collection:
         for example in examples:
             query, *texts = example.texts
             indices = [passages.setdefault(text, len(passages)) for text in texts]
-            score = float(example.label)
-            if score > 0:
-                grades = relevant.setdefault(query, {})
+            if _is_asked_for(example):
+                score, grades = float(example.label), relevant.setdefault(query, {})
                 grades[indices[0]] = max(score, grades.get(indices[0], score))
-        refuse(not relevant, "no held-out pair has a score above 0", fix="give some that have")
         self.queries, self.passages = list(relevant), list(passages)
         self.relevance = list(relevant.values())
 

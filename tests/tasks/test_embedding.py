@@ -217,6 +217,24 @@ def test_a_run(tmp_path, shallow_bert):
         loaded.predict(["the model"])
 
 
+def test_a_test_set_in_which_nothing_is_asked_for_is_predicted(tmp_path, shallow_bert):
+    embedding = EmbeddingConfig(loss="cosent", evaluation="retrieval")
+    apart = tmp_path / "apart.tsv"
+    apart.write_text("q\tp\tlabel\nthe bank\ta river\t0\n")
+    config = FinetuneConfig(
+        task=EmbeddingTaskConfig(embedding=embedding),
+        data=DataFiles(test=str(apart), text="q,p", max_length=16, batch_size=2),
+    )
+    rows = [{"q": "the bank", "p": p, "label": i} for i, p in enumerate(("a river", "a bank"))]
+    run = tmp_path / "run"
+    result = bert_jax.finetune(config, shallow_bert, run, train=rows, eval=rows, quiet=True)
+    assert not {"ndcg@10", "map"} & result.scores["test"].keys()
+    line = json.loads((run / "predictions.test.jsonl").read_text())
+    assert line["label"] == 0.0
+    with refused("no held-out pair has a score above 0"):  # before the training
+        bert_jax.finetune(config, shallow_bert, run, train=rows, eval=rows[:1], quiet=True)
+
+
 def test_pairs_without_a_score_are_not_asked_for():
     retrieval = task(loss="cosent", evaluation="retrieval")
     examples = [
@@ -226,8 +244,10 @@ def test_pairs_without_a_score_are_not_asked_for():
     near, far = np.eye(2, dtype=np.float32)
     scores = retrieval.score(examples, [np.stack([near, near]), np.stack([near, far])])
     assert scores["mrr@10"] == 0.5  # of "two" alone, whose passage is the second
-    with refused("no held-out pair has a score above 0"):
-        retrieval.score(examples[:1], [np.stack([near, near])])
+    apart = examples[:1], [np.stack([near, near])]  # perhaps of a test set: it is written
+    assert retrieval.score(*apart) == {}
+    with refused("the labels of the held-out examples give no ndcg@10; give more examples"):
+        retrieval.mean_score({})
     with refused("no held-out pair has a score above 0"):  # before the training
         retrieval.held_out_examples(examples[:1])
     assert task(loss="cosent").held_out_examples(examples[:1]) == examples[:1]
