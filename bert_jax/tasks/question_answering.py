@@ -198,6 +198,10 @@ class QuestionAnswering(Task):
         )
         return dataclasses.replace(example, label=None)  # as in a file of questions to answer
 
+    def held_out_examples(self, examples: Sequence[Example]) -> Sequence[Example]:
+        _names(examples)  # refused before the training if two are the same
+        return examples
+
     def features(
         self, examples: Sequence[Example], tokenizer: Tokenizer, model: ModelConfig, max_length: int
     ) -> Features:
@@ -311,14 +315,7 @@ class QuestionAnswering(Task):
 
     def files(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, str]:
         """Return SQuAD's own file, the text for each id, and one of the best answers for each."""
-        ids = (example.id for example in examples)
-        names = [str(number if name is None else name) for number, name in enumerate(ids)]
-        twice = next((name for name, count in collections.Counter(names).items() if count > 1), "")
-        refuse(
-            twice,
-            f"two questions have the id {twice!r}, under which one answer alone can be written",
-            fix="give each an id of its own",
-        )
+        names = _names(examples)
         answers = map(self.answer, examples, predictions)
         ranked = map(self._ranked, examples, predictions)
         return {
@@ -337,6 +334,20 @@ class QuestionAnswering(Task):
             {"text": text, "probability": float(probability), "score": score}
             for (text, score), probability in zip(ranked, probabilities, strict=True)
         ]
+
+
+def _names(examples: Sequence[Example]) -> list[str]:
+    """Return what each answer is written under: the id of its question, or else its number."""
+    ids = (example.id for example in examples)
+    names = [str(number if name is None else name) for number, name in enumerate(ids)]
+    twice = next((name for name, count in collections.Counter(names).items() if count > 1), "")
+    refuse(
+        twice,
+        f"two questions have the id {twice!r}, under which one answer alone can be written (a "
+        "question without an id has its number)",
+        fix="give each an id of its own",
+    )
+    return names
 
 
 def _answers(value: Any, where: str) -> tuple[tuple[str, int], ...] | None:

@@ -21,7 +21,7 @@ from bert_jax.config import DataFiles, FinetuneConfig, TokenizerConfig
 from bert_jax.runs.task_run import tokenize
 from bert_jax.tasks import question_answering
 from bert_jax.tasks.base import Example
-from bert_jax.tasks.datasets import read_examples
+from bert_jax.tasks.datasets import load_datasets, read_examples
 from bert_jax.tasks.question_answering import (
     Answers,
     Candidate,
@@ -457,6 +457,15 @@ def test_questions_in_memory_have_ids_of_their_own():
     assert [each.id for each in found] == ["a", None]  # its number is written
     with refused("train[1]: the id a occurs twice; give each question its own"):
         read_examples(task(), [rows[0], rows[0]], DataFiles(), labelled=False, name="train")
+
+
+def test_an_id_that_is_the_number_of_another_question_is_refused_before_the_training():
+    answers = [{"text": "fox", "answer_start": CONTEXT.index("fox")}]
+    rows = [{**ASKED, "id": name, "answers": answers} for name in ("q", None, "1")]
+    config = FinetuneConfig(task=QuestionAnsweringConfig())
+    load_datasets(config, train=rows, held_out=rows[:2])
+    with refused("two questions have the id '1'", "give each an id of its own"):
+        load_datasets(config, train=rows, held_out=rows)
 
 
 @pytest.mark.parametrize(
