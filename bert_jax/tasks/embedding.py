@@ -177,6 +177,15 @@ class Embedding(Retrieval):
             f"task.embedding.pairs {embedding.pairs} has no scores for loss {embedding.loss}",
             fix="use ranking",
         )
+        # Of plain text, a held-out table of pairs may have the columns.
+        refuse(
+            embedding.pairs != "columns"
+            and len(columns) > 1
+            and file_type(config.data.train) != _PLAIN,
+            f"task.embedding.pairs {embedding.pairs} makes pairs of a single text, and data.text "
+            f"names {len(columns)} columns",
+            fix="name one, give data.train a .txt, or leave task.embedding.pairs out",
+        )
 
     def description(self, model: ModelConfig) -> str:
         embedding = self.config.embedding

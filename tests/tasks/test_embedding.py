@@ -101,6 +101,11 @@ NO_DROPOUT = model_config(hidden_dropout_prob=0.0, attention_probs_dropout_prob=
         ({"pairs": "same", "loss": "cosine"}, {}, "has no scores for loss cosine"),
         ({"pairs": "same"}, {"model": NO_DROPOUT}, "needs dropout, and the model has none"),
         ({"temperature": 0.0}, {}, "temperature is 0.0"),
+        (
+            {"pairs": "same"},
+            {"data": DataFiles(train="a.tsv", text="query,passage", max_length=16)},
+            "same makes pairs of a single text, and data.text names 2 columns; name one, give",
+        ),
     ],
 )
 def test_settings_that_do_not_fit(embedding, others, key_words):
@@ -108,6 +113,13 @@ def test_settings_that_do_not_fit(embedding, others, key_words):
     fields = {"data": DataFiles(max_length=16), "model": model_config()} | others
     with refused(key_words):
         validate_finetuning(FinetuneConfig(task=task, **fields))
+
+
+def test_pairs_of_plain_text_may_be_held_out_in_a_table():
+    embedding = EmbeddingConfig(pairs="neighbours")
+    data = DataFiles(train="a.txt.gz", eval="a.tsv", text="query,passage", max_length=16)
+    task = EmbeddingTaskConfig(embedding=embedding)
+    validate_finetuning(FinetuneConfig(task=task, data=data, model=model_config()))
 
 
 def test_a_dense_layer_of_another_width_is_refused():
