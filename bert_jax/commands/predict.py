@@ -108,7 +108,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
 def _no_label(examples: Sequence["Example"]) -> str:
     """Return why examples have no scores, with the column that the first of them lacks."""
     for example in examples:
-        if example.absent_column:
+        if example.label is None and example.absent_column:
             return f"{example.where} has no column {example.absent_column!r}; --label names another"
     is_labelled = all(example.label is not None for example in examples)
     return "the labels give none" if is_labelled else "not every example has a label"

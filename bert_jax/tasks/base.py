@@ -35,7 +35,7 @@ class Example:
     where: str  # file and line, for messages
     texts: tuple[str, ...]  # one text or several; the words of a sentence
     label: Any  # of the task's own type; None if it is unknown
-    # The name of the column of its label where its record has no such column; else empty.
+    # The name of the column of its label where its record has none; else empty.
     absent_column: str = dataclasses.field(default="", compare=False)
 
     def __post_init__(self) -> None:

@@ -257,7 +257,7 @@ class Embedding(Retrieval):
         if "score" not in record.fields:
             return example
         score = self._score(record.fields["score"], record.where)
-        return dataclasses.replace(example, label=score)
+        return dataclasses.replace(example, label=score, absent_column="")
 
     def _score(self, value: Any, where: str) -> float | None:
         if value is None or value == "":

@@ -1,6 +1,7 @@
 """The base of tasks in which a query must find its passage: examples, scores and baselines."""
 
 import abc
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -58,8 +59,10 @@ class Retrieval(Task):
         texts = tuple(record.field(name, "data.text") for name in readers.text_columns(data))
         # The latter name is that of rerankers.
         labels = [record.fields.get(name) for name in (data.label, DataFiles().label)]
-        is_apart = any(map(_says_apart, labels))
-        return {"id": record.fields.get("id"), "texts": texts, "is_apart": is_apart}
+        fields = {"id": record.fields.get("id"), "texts": texts}
+        fields |= {"is_apart": any(map(_says_apart, labels))}
+        is_absent = all(label is None or label == "" for label in labels)
+        return fields | {"absent_column": data.label if is_absent else ""}
 
     def plain_fields(self, value: Any) -> Mapping[str, Any] | None:
         is_texts = isinstance(value, list | tuple) and len(value) > 1
@@ -72,7 +75,13 @@ class Retrieval(Task):
             raise UserError(f"{where} has one text; name two columns or more in data.text")
         readers.check_texts(texts, where)
         label = None if record.fields.get("is_apart") else _IS_PAIR
-        return Example(record.fields.get("id"), where, texts, label)
+        absent_column = record.fields.get("absent_column", DataFiles().label)
+        return Example(record.fields.get("id"), where, texts, label, absent_column)
+
+    def example_from(self, value: Any, index: int | str, data: DataFiles) -> Example:
+        """Return the example of a Python value, which has no label that it does not name."""
+        example = super().example_from(value, index, data)
+        return dataclasses.replace(example, label=None) if example.absent_column else example
 
     def complete(self, example: Example, data: DataFiles, *, labelled: bool) -> Example:
         _refuse_apart(example, labelled and self.has_pairs_alone and example.label is None)
@@ -113,6 +122,12 @@ class Retrieval(Task):
 
     def constant_score(self, examples: Sequence[Example]) -> float:
         return 0.0
+
+    def file_fields(self, example: Example, prediction: Any) -> dict[str, Any]:
+        fields = super().file_fields(example, prediction)
+        if example.absent_column:  # the label is that of all pairs of a file without any
+            fields.pop("label", None)
+        return fields
 
     def to_json(self, example: Example, prediction: Any) -> dict[str, Any]:
         return {"similarity": self.similarity(prediction)}

@@ -288,6 +288,27 @@ def test_a_ranking_loss_trains_on_no_pair_that_is_apart(tmp_path):
         load_datasets(config, train=rows)
 
 
+def test_a_label_that_no_one_gave_is_not_written(tmp_path):
+    """Pairs of a file are scored all the same; those of Python are not."""
+    path, vectors = tmp_path / "a.jsonl", np.eye(2)
+    pair = {"query": "a", "passage": "b"}
+    rows = [pair, pair | {"label": None}, pair | {"label": ""}, pair | {"label": 1}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    examples = read_examples(task(), str(path), COLUMNS, labelled=False)
+    assert [each.label for each in examples] == [1.0] * 4
+    lines = task().files(examples, [vectors] * 4)[".jsonl"].splitlines()
+    assert [json.loads(line).get("label") for line in lines] == [None, None, None, 1.0]
+    values = [task().example_from(row, 0, COLUMNS).label for row in (*rows, ("a", "b"))]
+    assert values == [None, None, None, 1.0, None]
+    named = dict(pair, score=0.5)
+    assert (
+        task(loss="cosent")
+        .example_from(named, 0, DataFiles(text="query,passage", label="score"))
+        .label
+        == 0.5
+    )
+
+
 def test_texts_that_do_not_belong_together_are_no_pairs(tmp_path):
     """Each kind of evaluation has its own scores, and pairs alone have no label."""
     task = Embedding(EmbeddingTaskConfig("embedding"))
