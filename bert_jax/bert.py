@@ -27,7 +27,7 @@ from bert_jax.models.heads import TaskModel
 from bert_jax.retrieval.search import normalize
 from bert_jax.storage.paths import AnyPath
 from bert_jax.storage.replacement import replacing
-from bert_jax.tasks.base import UnknownColumns
+from bert_jax.tasks.foreign import UnknownColumns
 from bert_jax.text.memory import chunks
 from bert_jax.training import checkpoint
 from bert_jax.viewer.patterns import Patterns, survey

@@ -25,7 +25,7 @@ from bert_jax.objectives import OBJECTIVES, objective_name, pretraining_model
 from bert_jax.objectives.base import Pretraining
 from bert_jax.objectives.masking import Masking
 from bert_jax.tasks import make_task, task_class
-from bert_jax.tasks.base import UnknownColumns
+from bert_jax.tasks.foreign import UnknownColumns
 from bert_jax.text.store import Corpus
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.objective import Objective

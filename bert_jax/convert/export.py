@@ -14,7 +14,7 @@ from bert_jax.convert.huggingface import Exportable, Exported
 from bert_jax.storage import paths
 from bert_jax.storage.paths import check_named
 from bert_jax.tasks import make_task
-from bert_jax.tasks.base import UnknownColumns
+from bert_jax.tasks.foreign import UnknownColumns
 
 # By what a text becomes.
 _SAVE = {

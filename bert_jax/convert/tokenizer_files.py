@@ -14,7 +14,8 @@ from bert_jax.errors import UserError, refuse
 from bert_jax.models.architecture import num_separators, num_token_types
 from bert_jax.storage.json_files import read_json
 from bert_jax.text import sentencepiece_model, tokenizer_loading
-from bert_jax.text.tokenizer import SentencePieceTokenizer, Tokenizer
+from bert_jax.text.sentencepiece_tokenizer import SentencePieceTokenizer
+from bert_jax.text.tokenizer import Tokenizer
 
 
 def files(

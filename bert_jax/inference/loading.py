@@ -21,7 +21,7 @@ from bert_jax.objectives import pretraining_model
 from bert_jax.storage import paths
 from bert_jax.storage.paths import AnyPath
 from bert_jax.tasks import make_task
-from bert_jax.tasks.base import UnknownColumns
+from bert_jax.tasks.foreign import UnknownColumns
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
 

@@ -22,7 +22,6 @@ from bert_jax.config.schedule import make_schedule
 from bert_jax.console import Level
 from bert_jax.distributed import devices, hosts
 from bert_jax.distributed import mesh as meshes
-from bert_jax.errors import refuse
 from bert_jax.objectives import make_objective
 from bert_jax.runs import origin as origins
 from bert_jax.runs import report, weights
@@ -30,7 +29,7 @@ from bert_jax.runs import workdir as workdirs
 from bert_jax.runs.pretraining_run import Run
 from bert_jax.storage import mirror, paths
 from bert_jax.storage.paths import AnyPath
-from bert_jax.text import memory, mixture
+from bert_jax.text import mixture
 from bert_jax.text.store import Corpus
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint, loop
@@ -126,7 +125,7 @@ def start(
         "give a folder that all hosts share, and start again once each of them sees its files",
     )
     if texts is not None:  # of which the origin may add words to a vocabulary
-        config, found = _with_texts(texts, config, found)
+        config, found = workdirs.with_texts(texts, config, found)
     parts = _find_parts(config.data.source)
     origin = origins.find(config, found, parts, init=init, fork=fork, fields=fields)
     config = origin.config
@@ -171,29 +170,6 @@ def start(
         setup=setup,
         new_state=state.result if state else setup.new_state,
     )
-
-
-def _with_texts(
-    texts: Any, config: TrainConfig, found: workdirs.Workdir[TrainConfig]
-) -> tuple[TrainConfig, workdirs.Workdir[TrainConfig]]:
-    """Write texts from memory to the workdir; return the config, and the workdir, with their file.
-
-    On the machine that began the run the file had another path.
-    """
-    refuse(
-        mirror.url_of(found.path) and hosts.count() > 1,
-        "texts from memory are written to a disk, and with --workdir in a bucket no other host "
-        "sees them",
-        fix="write them to files, and name these in data.source",
-    )
-    write = partial(memory.write_texts, texts, found.path / memory.TEXTS, config.data.text_field)
-    is_unused = found.config_json is not None and not found.config
-    hosts.run_on_main(lambda: write(may_replace=is_unused))
-    if found.config:
-        own_texts = workdirs.with_own_texts(found.config, found.path)
-        found = dataclasses.replace(found, config=own_texts)
-    source = str(found.path / memory.TEXTS)
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, source=source)), found
 
 
 def _find_parts(source: str) -> mixture.Parts:

@@ -8,6 +8,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -138,6 +139,29 @@ def with_own_texts(config: TrainConfig, path: AnyPath) -> TrainConfig:
     if os.path.basename(config.data.source) == memory.TEXTS and paths.exists(texts):
         return dataclasses.replace(config, data=dataclasses.replace(config.data, source=str(texts)))
     return config
+
+
+def with_texts(
+    texts: Any, config: TrainConfig, found: Workdir[TrainConfig]
+) -> tuple[TrainConfig, Workdir[TrainConfig]]:
+    """Write texts from memory to the workdir; return the config, and the workdir, with their file.
+
+    On the machine that began the run the file had another path.
+    """
+    refuse(
+        mirror.url_of(found.path) and hosts.count() > 1,
+        "texts from memory are written to a disk, and with --workdir in a bucket no other host "
+        "sees them",
+        fix="write them to files, and name these in data.source",
+    )
+    write = partial(memory.write_texts, texts, found.path / memory.TEXTS, config.data.text_field)
+    is_unused = found.config_json is not None and not found.config
+    hosts.run_on_main(lambda: write(may_replace=is_unused))
+    if found.config:
+        own_texts = with_own_texts(found.config, found.path)
+        found = dataclasses.replace(found, config=own_texts)
+    source = str(found.path / memory.TEXTS)
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, source=source)), found
 
 
 def has_same_text(one: TrainConfig, other: TrainConfig) -> bool:

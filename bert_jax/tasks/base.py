@@ -19,12 +19,11 @@ from bert_jax.errors import UserError, refuse
 from bert_jax.models.heads import TaskModel
 from bert_jax.objectives.labels import LabelsObjective
 from bert_jax.tasks import readers
+from bert_jax.tasks.foreign import read_labels
 from bert_jax.tasks.sequences import longest_sequence
 from bert_jax.text.records import Record, read_records
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.objective import PredictionObjective
-
-_MAX_LABELS = 1 << 16  # a `num_labels` beyond it is damage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,23 +43,6 @@ class Example:
         name = readers.whole(self.id)
         name = name if isinstance(name, str | int) else str(name)
         object.__setattr__(self, "id", None if is_missing else name)
-
-
-class UnknownColumns(DataFiles):
-    """The columns of a model from elsewhere, which does not say what it was trained on."""
-
-    @classmethod
-    def read(cls, data: DataFiles) -> DataFiles:
-        """Return the columns that a checkpoint has, which are unknown where `text` is empty."""
-        if data.text:
-            return data
-        values: dict[str, Any] = {**dataclasses.asdict(data), "text": DataFiles().text}
-        return cls(**values)
-
-    @classmethod
-    def written(cls, data: DataFiles) -> DataFiles:
-        """Return columns as a checkpoint has them, for `read`."""
-        return dataclasses.replace(data, text="") if isinstance(data, cls) else data
 
 
 class Task(abc.ABC):
@@ -408,19 +390,3 @@ class Task(abc.ABC):
         # Of a regression, in the squared units of its labels; none where no label can be used.
         loss = values.get("loss", 0.0)
         return self.mean_score(values) - 1e-9 * loss / (1 + abs(loss))
-
-
-def read_labels(values: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """Return the labels in a `config.json` of `transformers`."""
-    names = values.get("id2label")
-    if names is None:  # the default names, of two labels unless the file says otherwise
-        number = values.get("num_labels", 2)
-        if not isinstance(number, int) or not 0 < number < _MAX_LABELS:
-            raise UserError(f"{where}: num_labels is {number!r}; fetch it again")
-        return tuple(f"LABEL_{index}" for index in range(number))
-    names = names if isinstance(names, dict) else {}
-    labels = [names.get(str(index)) for index in range(len(names))]
-    strings = tuple(label for label in labels if isinstance(label, str))
-    if not 0 < len(set(strings)) == len(names):
-        raise UserError(f"{where}: id2label must name each number differently; correct it")
-    return strings

@@ -8,7 +8,7 @@ from typing import Any
 from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.errors import UserError, nearest
 from bert_jax.tasks import readers
-from bert_jax.tasks.base import UnknownColumns
+from bert_jax.tasks.foreign import UnknownColumns
 from bert_jax.text.records import Record, read_records
 
 _IDS = ("index", "id", "idx")  # in GLUE's files, QQP's, and TFDS

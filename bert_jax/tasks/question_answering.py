@@ -7,7 +7,6 @@ over a long context and the question are a feature. "No answer" starts and ends 
 import collections
 import dataclasses
 import heapq
-import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +27,12 @@ from bert_jax.models.heads import TaskModel
 from bert_jax.tasks import readers, squad_metrics
 from bert_jax.tasks.base import Example, Task
 from bert_jax.tasks.readers import Record
-from bert_jax.tasks.sequences import build_sequence, max_text_tokens, token_windows
+from bert_jax.tasks.sequences import (
+    build_sequence,
+    central_tokens,
+    max_text_tokens,
+    token_windows,
+)
 from bert_jax.text.tokenizer import Tokenizer
 
 _LIMIT = 1e9  # of logits, so that sums and differences are finite
@@ -179,7 +183,7 @@ class QuestionAnswering(Task):
         fields, where = record.fields, record.where
         question = readers.text_field(fields, "question", where)
         context = readers.text_field(fields, "context", where)
-        answers = _answers(fields.get("answers"), where)
+        answers = readers.answers(fields.get("answers"), where)
         impossible = fields.get("is_impossible") or False
         if not isinstance(impossible, bool):
             raise UserError(f"{where}: is_impossible is {impossible!r}; it must be true or false")
@@ -229,7 +233,7 @@ class QuestionAnswering(Task):
             target = _target(example.label[0], context, offsets, windows) if example.label else None
             if isinstance(target, str):
                 features.skipped.append(f"{example.where}: {target}")
-            for (start, end), is_central in zip(windows, _central(windows), strict=True):
+            for (start, end), is_central in zip(windows, central_tokens(windows), strict=True):
                 sequence, second = build_sequence([question, ids[start:end]], tokenizer, model)
                 label = [NO_LABEL] * 2
                 if isinstance(target, tuple) or example.label == ():
@@ -350,23 +354,6 @@ def _names(examples: Sequence[Example]) -> list[str]:
     return names
 
 
-def _answers(value: Any, where: str) -> tuple[tuple[str, int], ...] | None:
-    """Return each answer's text and start, of SQuAD's list of objects or TFDS's lists."""
-    if value is None:
-        return None
-    names = ("text", "answer_start")
-    if isinstance(value, dict) and all(isinstance(value.get(name), list) for name in names):
-        pairs: Any = tuple(itertools.zip_longest(*(value[name] for name in names)))
-    else:
-        items = value if isinstance(value, list) else [value]
-        pairs = tuple(tuple(map(i.get, names)) if isinstance(i, dict) else (i, None) for i in items)
-    for text, start in pairs:
-        if not isinstance(text, str) or not text.strip() or type(start) is not int or start < 0:
-            remedy = "give a text, and an answer_start from 0; without an answer, an empty list"
-            raise UserError(f"{where}: an answer is {text!r} at {start!r}; {remedy}")
-    return pairs
-
-
 def _best(example: Example, answers: Answers) -> tuple[str, float]:
     """Return the best answer, "" if there is none, and the lead of "no answer" over it."""
     if not answers.best:
@@ -404,16 +391,3 @@ def _target(
             "window has them all; lower task.doc_stride, or raise data.max_length"
         )
     return first, last
-
-
-def _central(windows: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-    """Return which tokens have most context in each window (`_check_is_max_context`)."""
-    size = windows[-1][1]
-    most, owner = np.full(size, -1.0), np.zeros(size, np.int64)
-    for number, (start, end) in enumerate(windows):
-        position = np.arange(end - start)
-        around = np.minimum(position, position[::-1]) + 0.01 * (end - start)
-        is_more = around > most[start:end]
-        most[start:end][is_more] = around[is_more]
-        owner[start:end][is_more] = number
-    return [owner[start:end] == number for number, (start, end) in enumerate(windows)]

@@ -104,6 +104,23 @@ def questions(records: Iterable[Record], *, need_ids: bool = True) -> Iterator[R
         yield record
 
 
+def answers(value: Any, where: str) -> tuple[tuple[str, int], ...] | None:
+    """Return each answer's text and start, of SQuAD's list of objects or TFDS's lists."""
+    if value is None:
+        return None
+    names = ("text", "answer_start")
+    if isinstance(value, dict) and all(isinstance(value.get(name), list) for name in names):
+        pairs: Any = tuple(itertools.zip_longest(*(value[name] for name in names)))
+    else:
+        items = value if isinstance(value, list) else [value]
+        pairs = tuple(tuple(map(i.get, names)) if isinstance(i, dict) else (i, None) for i in items)
+    for text, start in pairs:
+        if not isinstance(text, str) or not text.strip() or type(start) is not int or start < 0:
+            remedy = "give a text, and an answer_start from 0; without an answer, an empty list"
+            raise UserError(f"{where}: an answer is {text!r} at {start!r}; {remedy}")
+    return pairs
+
+
 def _nested_questions(source: str) -> Iterator[Record]:
     path = existing(source, REMEDY)
     refuse(

@@ -60,6 +60,22 @@ def token_windows(size: int, room: int, stride: int = 0) -> list[tuple[int, int]
     return [(i, min(i + room, size)) for i in range(0, last + step, step)]
 
 
+def central_tokens(windows: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+    """Return, for each window, which of its tokens [n] have more context there than in any other.
+
+    Source: google-research/bert `run_squad.py`, `_check_is_max_context`.
+    """
+    size = windows[-1][1]
+    most, owner = np.full(size, -1.0), np.zeros(size, np.int64)
+    for number, (start, end) in enumerate(windows):
+        position = np.arange(end - start)
+        around = np.minimum(position, position[::-1]) + 0.01 * (end - start)
+        is_more = around > most[start:end]
+        most[start:end][is_more] = around[is_more]
+        owner[start:end][is_more] = number
+    return [owner[start:end] == number for number, (start, end) in enumerate(windows)]
+
+
 def text_windows(ids: Sequence[int], size: int, stride: int = 0) -> list[Sequence[int]]:
     """Return the token ids of a text in windows of at most `size`, which overlap.
 

@@ -16,7 +16,8 @@ from bert_jax import console
 from bert_jax.errors import refuse
 from bert_jax.text import sentencepiece_model, tokenizer_loading
 from bert_jax.text.sentencepiece_model import BPE, NORMAL, UNIGRAM
-from bert_jax.text.tokenizer import SentencePieceTokenizer, Tokenizer, WordPieceTokenizer
+from bert_jax.text.sentencepiece_tokenizer import SentencePieceTokenizer
+from bert_jax.text.tokenizer import Tokenizer, WordPieceTokenizer
 
 _NAME = "the extended tokenizer"
 _MIN_COUNT = 2  # of what is added

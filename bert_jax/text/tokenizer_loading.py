@@ -13,10 +13,10 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
 from bert_jax.errors import UserError, refuse
+from bert_jax.text.sentencepiece_tokenizer import SentencePieceTokenizer
 from bert_jax.text.tokenizer import (
     ByteLevelTokenizer,
     FastTokenizer,
-    SentencePieceTokenizer,
     Tokenizer,
     WordPieceTokenizer,
 )

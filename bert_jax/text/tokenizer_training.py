@@ -13,9 +13,9 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from bert_jax.config import TokenizerConfig
 from bert_jax.errors import UserError
+from bert_jax.text.sentencepiece_tokenizer import SentencePieceTokenizer
 from bert_jax.text.tokenizer import (
     ByteLevelTokenizer,
-    SentencePieceTokenizer,
     Tokenizer,
     WordPieceTokenizer,
 )

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import tokenizers
 
-from bert_jax.text.tokenizer import FastTokenizer, SentencePieceTokenizer
+from bert_jax.text.sentencepiece_tokenizer import SentencePieceTokenizer
+from bert_jax.text.tokenizer import FastTokenizer
 
 # The names of padding, unknown text, [CLS], [SEP] and [MASK], those that are preferred first.
 _PAD, *_OTHERS = SentencePieceTokenizer.SPECIAL

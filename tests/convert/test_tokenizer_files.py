@@ -21,6 +21,7 @@ from bert_jax.tasks.base import Example
 from bert_jax.tasks.sequences import build_sequence
 from bert_jax.text import tokenizer as tokenizer_lib
 from bert_jax.text import tokenizer_loading, tokenizer_training
+from bert_jax.text.sentencepiece_tokenizer import SentencePieceTokenizer
 
 SENTENCES = [
     "The encoder reads the whole sentence at once, from both sides.",
@@ -72,7 +73,7 @@ def sentencepiece_model(**options):
         num_threads=1,
         **{"vocab_size": 110, **options},
     )
-    return tokenizer_lib.SentencePieceTokenizer(model.getvalue())
+    return SentencePieceTokenizer(model.getvalue())
 
 
 def train(kind, size, **options):

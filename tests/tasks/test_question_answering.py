@@ -29,7 +29,7 @@ from bert_jax.tasks.question_answering import (
     QuestionAnsweringConfig,
 )
 from bert_jax.tasks.readers import Record
-from bert_jax.tasks.sequences import max_text_tokens, token_windows
+from bert_jax.tasks.sequences import central_tokens, max_text_tokens, token_windows
 from bert_jax.text import tokenizer_training
 
 CONTEXT = "The fox jumps over the lazy dog."  # 9 tokens: the fox jump ##s over the lazy dog .
@@ -204,7 +204,7 @@ def test_windows_and_central_tokens_are_those_of_the_original(size, room, stride
     windows = token_windows(size, room, stride)
     expected = google_windows(size, room, stride)
     assert [(start, end - start) for start, end in windows] == expected
-    for number, central in enumerate(question_answering._central(windows)):
+    for number, central in enumerate(central_tokens(windows)):
         start, length = expected[number]
         for position in range(start, start + length):
             assert central[position - start] == google_is_central(expected, number, position)

@@ -16,7 +16,8 @@ from tokenizers import models, pre_tokenizers, processors
 
 from bert_jax.config import TokenizerConfig
 from bert_jax.text import tokenizer_loading, tokenizer_training
-from bert_jax.text.tokenizer import SentencePieceTokenizer, WordPieceTokenizer
+from bert_jax.text.sentencepiece_tokenizer import SentencePieceTokenizer
+from bert_jax.text.tokenizer import WordPieceTokenizer
 from bert_jax.text.tokenizer_extension import extended, next_merges
 from bert_jax.text.vocabulary import spellings
 
