@@ -13,8 +13,8 @@ says how they find each other.
 """
 
 import argparse
-import dataclasses
 import math
+from collections.abc import Collection
 from functools import partial
 
 from bert_jax import console
@@ -57,13 +57,15 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
             console.show("minutes    have no effect: the run resumes with its own steps")
             args.minutes = None
             _take_fitted(recipe, own)
-    process.train(
-        "pretrain",
-        args,
-        recipe._replace(name="") if own else recipe,
-        partial(_fit, recipe, args.minutes, args.init) if args.minutes else None,
-        fork=args.fork,
-    )
+    fit = None
+    if args.minutes is not None:
+        from bert_jax.planning import time_budget
+
+        fit = partial(_fit, minutes=args.minutes, fields=recipe.fields, init=args.init)
+        # Not with the recipe's steps: the user's warm-up may be longer.
+        recipe = recipe._replace(config=time_budget.open_ended(recipe.config, recipe.fields))
+    recipe = recipe._replace(name="") if own else recipe
+    process.train("pretrain", args, recipe, fork=args.fork, fit=fit)
 
 
 def _check_minutes(args: argparse.Namespace, recipe: Recipe) -> None:
@@ -114,13 +116,10 @@ def _take_fitted(recipe: Recipe, own: TrainConfig) -> None:
             settings.assign(recipe.config, name, before[name])
 
 
-def _fit(recipe: Recipe, minutes: float, init: str | None) -> TrainConfig:
-    """Return the config of a recipe for so many minutes, with all that the command line sets."""
-    from bert_jax.bert import load
-    from bert_jax.config.validation import validate
+def _fit(config: TrainConfig, minutes: float, fields: Collection[str], init: str) -> TrainConfig:
+    """Return the config of a run for so many minutes, with all that the command line sets."""
     from bert_jax.distributed import hosts
     from bert_jax.planning import time_budget
-    from bert_jax.runs import origin
     from bert_jax.text import mixture
 
     refuse(
@@ -128,17 +127,10 @@ def _fit(recipe: Recipe, minutes: float, init: str | None) -> TrainConfig:
         "--minutes is for one host",
         fix="give --config.steps on several",
     )
-    config = recipe.config
-    # Not of the recipe's steps: the user's warm-up may be longer.
-    validate(dataclasses.replace(config, steps=time_budget.MOST_STEPS))
     mixture.check_sources(config.data, mixture.find(config.data.source))
-    if init:  # the steps that are timed are those of its model
-        model = origin.model_config(load(init), config.model, recipe.fields)
-        config = dataclasses.replace(config, model=model)
-    fitted = time_budget.fit(
+    return time_budget.fit(
         config,
         minutes,
-        keeps_size=bool(init) or any(name.startswith("model.") for name in recipe.fields),
-        kept=recipe.fields,
+        keeps_size=bool(init) or any(name.startswith("model.") for name in fields),
+        kept=fields,
     )
-    return dataclasses.replace(fitted, model=recipe.config.model) if init else fitted

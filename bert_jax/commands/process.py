@@ -33,7 +33,6 @@ from bert_jax.storage import paths
 
 if TYPE_CHECKING:
     from bert_jax.bert import Bert
-    from bert_jax.config import TrainConfig
 
 _CACHE = "jax_compilation_cache_dir"
 _OPEN_FILES = 4096  # at a time, where the system allows it; macOS begins with 256
@@ -160,13 +159,11 @@ def train(
     name: str,
     args: argparse.Namespace,
     recipe: Recipe,
-    fit: "Callable[[], TrainConfig] | None" = None,
     **options: Any,
 ) -> None:
     """Run `start` and `train_run` of a module, as one of several processes, which end together.
 
-    `fit` returns the config to train with, if it is not the recipe's; `options` are those of
-    `start` that the module alone has.
+    `options` are those of `start` that the module alone has.
     """
     keep_host_memory()  # before any thread: that which shows work is one
     use_enough_threads()
@@ -186,7 +183,7 @@ def train(
         workdir = paths.as_path(args.workdir or f"runs/{recipe.name}")
         with contextlib.nullcontext() if hosts.is_main() else console.quiet():
             run = module.start(
-                fit() if fit else recipe.config,
+                recipe.config,
                 workdir=workdir,
                 init=args.init,
                 fields=recipe.fields,

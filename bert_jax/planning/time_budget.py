@@ -15,6 +15,7 @@ from bert_jax.config import Phase, TrainConfig, settings
 from bert_jax.config.schedule import Stage, make_schedule, share_of_steps
 from bert_jax.config.validation import validate
 from bert_jax.console import duration
+from bert_jax.distributed import devices
 from bert_jax.distributed.mesh import shard_batch
 from bert_jax.errors import UserError, refuse
 from bert_jax.objectives import make_objective
@@ -35,7 +36,7 @@ FITTED = (
     *("model.hidden_size", "model.intermediate_size", "model.num_attention_heads"),
     *(*_IN_STEPS, "data.phases"),
 )
-MOST_STEPS = (1 << 31) - 1  # of a config whose steps are not known yet; shares of them are
+_MOST_STEPS = (1 << 31) - 1  # of a config whose steps are not known yet
 _LARGEST_SHARE = 0.999  # from 1 on, a share is a number of steps
 _EVALUATIONS, _LOGS = 5, 20  # of a run
 _EVALUATED = 50  # sequences that are trained on for each held-out one
@@ -62,8 +63,7 @@ def fit(
     Raises:
       UserError: the minutes are too few to compile the step.
     """
-    config, started = _with_shares(config, kept), time.monotonic()
-    config.steps = MOST_STEPS
+    config, started = open_ended(config, kept), time.monotonic()
     while True:
         seconds, compile_seconds = _measure(config)
         spent = time.monotonic() - started  # in timing steps
@@ -71,7 +71,7 @@ def fit(
         if steps >= _FEWEST:
             break
         halvings = int(np.ceil(np.log2(_FEWEST / max(steps, 1))))
-        smaller = config if "data.batch_size" in kept else _smaller_batch(config, halvings)
+        smaller = config if "data.batch_size" in kept else _smaller_batch(config, halvings, kept)
         if smaller.data.batch_size < config.data.batch_size:
             config = smaller
         elif not keeps_size and (narrower := _narrower(config)):
@@ -117,9 +117,12 @@ def _measure(config: TrainConfig) -> tuple[float, float]:
 
 def _measure_stage(config: TrainConfig, stage: Stage) -> tuple[float, float]:
     """Return the median seconds of a step of a stage, and those of the first, which compiles it."""
-    config = synthetic.resolve(config, jax.devices()[0])
+    device = jax.devices()[0]
+    config = synthetic.resolve(config, device)
     setup = synthetic.checked_setup(config, [stage], jax.devices())
-    with console.working(f"timing steps of {stage.batch_size} × {stage.max_length}"):
+    devices.check_fits(config.model, stage, config.optimizer, setup.layout.mesh)
+    what = f"timing steps of {stage.batch_size} × {stage.max_length}"
+    with devices.out_of_memory_refused(stage, device), console.working(what):
         step = synthetic.train_step(setup, config, stage)
         batch = shard_batch(setup.layout.mesh, synthetic.random_batch(config, stage))
         state, first = take_steps(step, setup.new_state(), batch, 1, _SECONDS)
@@ -127,10 +130,10 @@ def _measure_stage(config: TrainConfig, stage: Stage) -> tuple[float, float]:
     return statistics.median(times), float(first[0])
 
 
-def _smaller_batch(config: TrainConfig, halvings: int) -> TrainConfig:
+def _smaller_batch(config: TrainConfig, halvings: int, kept: Collection[str]) -> TrainConfig:
     """Return a config whose batches are halved so often, as far as they are large enough.
 
-    They still divide over devices and microbatches.
+    They still divide over devices and microbatches. Those of phases that are `kept` stay.
     """
     size, parts = config.data.batch_size, jax.device_count() * config.optimizer.microbatches
     while halvings > 0 and size >= 2 * _SMALLEST_BATCH and size % (2 * parts) == 0:
@@ -140,9 +143,9 @@ def _smaller_batch(config: TrainConfig, halvings: int) -> TrainConfig:
         dataclasses.replace(phase, batch_size=max(1, phase.batch_size // times // parts) * parts)
         for phase in config.data.phases
     )
-    data = dataclasses.replace(
-        config.data, batch_size=size, phases=phases if times > 1 else config.data.phases
-    )
+    if times == 1 or "data.phases" in kept:
+        phases = config.data.phases
+    data = dataclasses.replace(config.data, batch_size=size, phases=phases)
     return dataclasses.replace(config, data=data)
 
 
@@ -166,10 +169,10 @@ def _narrower(config: TrainConfig) -> TrainConfig | None:
     return narrower
 
 
-def _with_shares(config: TrainConfig, kept: Collection[str]) -> TrainConfig:
-    """Return a config whose numbers of steps are shares of all steps, as fewer have them too.
+def open_ended(config: TrainConfig, kept: Collection[str]) -> TrainConfig:
+    """Return a config of as many steps as there may be, before it is known how many there are.
 
-    `kept` are the dotted names of fields that stay.
+    Its other numbers of steps are shares of all, but for fields whose dotted names are `kept`.
     """
 
     def share(steps: Any) -> float:
@@ -183,6 +186,7 @@ def _with_shares(config: TrainConfig, kept: Collection[str]) -> TrainConfig:
         result.data.phases = tuple(
             dataclasses.replace(phase, start=share(phase.start)) for phase in config.data.phases
         )
+    result.steps = _MOST_STEPS
     return result
 
 

@@ -112,8 +112,12 @@ def start(
     fork: str | Path | None = None,
     recipe: str = "",
     texts: Any = None,
+    fit: Callable[[TrainConfig], TrainConfig] | None = None,
 ) -> Run:
-    """Check a run against its workdir and the devices, and prepare its text."""
+    """Check a run against its workdir and the devices, and prepare its text.
+
+    `fit` returns the config of the run, such as one of fewer steps, from all that is found of it.
+    """
     settings.check_class(config, TrainConfig)
     config = settings.check(config)
     hosts.check_same_command(config, {"workdir": workdir, "init": init, "fork": fork})
@@ -130,6 +134,7 @@ def start(
     origin = origins.find(config, found, parts, init=init, fork=fork, fields=fields)
     config = origin.config
     mixture.check_settings(parts, fields or ())
+    config = fit(config) if fit else config
     if config.steps in found.steps:
         report.finished(
             f"{workdir} has done its {config.steps:,} steps",

@@ -14,6 +14,7 @@ from bert_jax import DataConfig, TrainConfig, console
 from bert_jax.config import OptimizerConfig, Phase, settings
 from bert_jax.config.schedule import make_schedule
 from bert_jax.config.validation import validate
+from bert_jax.distributed import devices
 from bert_jax.planning import time_budget
 
 
@@ -90,6 +91,29 @@ def test_what_the_minutes_change_is_what_a_resumed_run_keeps(monkeypatch):
     assert {name for name in before if before[name] != after[name]} == {*time_budget.FITTED}
 
 
+def test_batches_of_phases_that_the_user_has_set_are_kept(config, monkeypatch):
+    use_speed(monkeypatch, 1e2)
+    config.data.phases = (Phase(start=0.9, max_length=32, batch_size=40),)
+    fitted = time_budget.fit(config, 60.0, keeps_size=True, kept=["data.phases"])
+    assert (fitted.data.batch_size, fitted.data.phases) == (16, config.data.phases)
+
+
+def test_a_batch_that_does_not_fit_is_refused_before_steps_are_timed(config, monkeypatch):
+    monkeypatch.setattr(devices, "available", lambda _: 1 << 20)
+    monkeypatch.delattr(time_budget, "take_steps")
+    with refused("a batch of 64 × 32 does not fit in the memory"):
+        time_budget.fit(config, 1.0, keeps_size=True)
+
+
+def test_memory_that_is_exhausted_by_a_timed_step_is_refused(config, monkeypatch):
+    def take_steps(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(time_budget, "take_steps", take_steps)
+    with refused("a batch of 64 × 32 does not fit in the memory"):
+        time_budget.fit(config, 1.0, keeps_size=True)
+
+
 def test_the_time_in_which_steps_are_timed_counts(config, monkeypatch):
     use_speed(monkeypatch, 1e6)
     clock = SimpleNamespace(monotonic=iter((0.0, 24.0)).__next__)
@@ -122,6 +146,7 @@ def test_steps_are_timed():
         ),
         (["--minutes=1", "--fork=run"], ["--minutes begins a schedule of its own"]),
         (["--minutes=1", "--config.data.source=no.txt"], ["no.txt does not exist"]),
+        (["--minutes=1", "--config.tokenizer.add=5"], ["tokenizer.add is 5, and adds tokens to"]),
     ],
 )
 def test_what_is_refused_before_a_step_is_timed(
