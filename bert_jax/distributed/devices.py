@@ -7,6 +7,7 @@ import platform
 import re
 import resource
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from bert_jax.config.schedule import Stage
 from bert_jax.distributed.fsdp import num_batch_shards
 from bert_jax.errors import UserError
 from bert_jax.models.architecture import architecture
-from bert_jax.models.attention import FUSED, attention_route
+from bert_jax.models.attention import FUSED, WINDOWS, attention_route
 from bert_jax.storage.machine import PROC, available_memory, num_cores, proc_field
 
 _FLOAT32 = 4  # bytes
@@ -123,16 +124,22 @@ def kept_activations(
     size, layers, tensor = model.hidden_size, model.num_hidden_layers, mesh.shape["tensor"]
     width = size
     if not recomputes:
-        keys = architecture(model).attended_keys(model, stage.max_length)
-        platform = mesh.devices.flat[0].platform
-        route = attention_route(
-            model, platform, stage.max_length, window=0, packed=False, training=True
-        )
-        maps = 0 if route.name == FUSED else 1 + (model.attention_probs_dropout_prob > 0)
+        maps = 1 + (model.attention_probs_dropout_prob > 0)
+        keys = _keys_in_maps(model, mesh.devices.flat[0].platform, stage.max_length)
         attention_maps = maps * model.num_attention_heads * keys / layers
         width = 2 * size + (4 * size + attention_maps + model.intermediate_size) / tensor
     tokens = stage.batch_size * stage.max_length / (microbatches * num_batch_shards(mesh))
     return tokens * layers * width * jnp.dtype(model.dtype).itemsize
+
+
+def _keys_in_maps(model: ModelConfig, platform: str, length: int) -> int:
+    """Return the keys that a token has in the attention maps of all layers together."""
+    keys = 0
+    for window, layers in Counter(architecture(model).windows(model)).items():
+        route = attention_route(model, platform, length, window=window, packed=False, training=True)
+        # A block of queries has the keys of the blocks beside it too.
+        keys += layers * {FUSED: 0, WINDOWS: 3 * window}.get(route.name, length)
+    return keys
 
 
 def shard_bytes(tree: Any) -> int:

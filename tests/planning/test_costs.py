@@ -8,6 +8,7 @@ import jax
 import pytest
 from helpers import LENGTH, PREDICTIONS, model_config
 
+import bert_jax
 from bert_jax.config import (
     DataConfig,
     ModelConfig,
@@ -19,9 +20,11 @@ from bert_jax.config.schedule import Stage, make_schedule
 from bert_jax.distributed import devices
 from bert_jax.distributed.mesh import make_mesh
 from bert_jax.errors import UserError
+from bert_jax.models.architecture import architecture
 from bert_jax.objectives import make_objective
 from bert_jax.objectives.sentence_pairs import BertForPreTraining
 from bert_jax.planning import costs, synthetic
+from bert_jax.planning.topology import read_topologies
 from bert_jax.storage import machine
 from bert_jax.training.setup import set_up
 
@@ -203,6 +206,24 @@ def test_a_large_batch_of_a_tiny_model_is_refused_by_arithmetic(monkeypatch):
     with pytest.raises(UserError, match=r"a batch of 1,048,576 × 32 does not fit"):
         devices.check_fits(model, stage, OptimizerConfig(), mesh)
     devices.check_fits(model, stage, OptimizerConfig(microbatches=16), mesh)
+
+
+def test_attention_maps_are_those_of_layers_without_a_kernel():
+    """On a GPU, dropout leaves the kernel to layers without a window."""
+    (topology,) = read_topologies("h200:1")
+    gpu = make_mesh(ParallelConfig(), topology.devices)
+    recipe = bert_jax.recipe("modernbert_base").model
+    model = dataclasses.replace(recipe, dtype="bfloat16", vocab_size=50368)
+    stage, windows = Stage(batch_size=8, max_length=1024), architecture(model).windows(model)
+
+    def kept(dropout: float) -> float:
+        changed = dataclasses.replace(model, attention_probs_dropout_prob=dropout)
+        return devices.kept_activations(changed, stage, 1, gpu, recomputes=False)
+
+    near = [3 * window for window in windows if window]  # keys, of a block and those beside it
+    maps = 2 * model.num_attention_heads * sum(near) * 8 * 1024
+    assert len(near) == 14
+    assert kept(0.1) - kept(0.0) == 2 * maps  # bytes of bfloat16, of a map and its dropout
 
 
 def test_muon_certainly_needs_a_moment_less():
