@@ -75,14 +75,14 @@ def measure(
         state, times = take_steps(step, state, batch, steps, seconds)
         kinds = None
         if trace_folder:
-            console.follow(f"a trace of {_TRACED} steps")
+            console.follow(f"a trace of up to {_TRACED} steps")
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0  # it slows the steps down
             with jax.profiler.trace(trace_folder, profiler_options=options):
-                take_steps(step, state, batch, _TRACED, seconds)
+                _, traced_times = take_steps(step, state, batch, _TRACED, seconds)
             operations = profile.operations(step.as_text())
             traced = profile.read_trace(Path(trace_folder), operations)
-            kinds = profile.shares(traced, operations, steps=_TRACED * mesh.size)
+            kinds = profile.shares(traced, operations, steps=len(traced_times) * mesh.size)
         peak = device_lib.peak_memory(devices)
         console.follow("matmuls alone")
         matmul_speed, matmul_shape = measure_matmul(config.model, stage, mesh)

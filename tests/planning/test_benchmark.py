@@ -28,17 +28,21 @@ def small_matmuls():
         yield
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory):
-    """A measurement on eight devices, and the folder of the trace."""
-    trace = tmp_path_factory.mktemp("trace")
+def measure(trace, **limits):
+    """Measure a small step, and write a trace."""
     config = TrainConfig(
         model=model_config(num_hidden_layers=1), data=DataConfig(max_length=32, batch_size=16)
     )
     stage = make_schedule(config).stages[0]
+    return benchmark.measure(config, stage, steps=STEPS, trace_folder=str(trace), **limits)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A measurement on eight devices, and the folder of the trace."""
+    trace = tmp_path_factory.mktemp("trace")
     with visible_devices(8):
-        result = benchmark.measure(config, stage, steps=STEPS, trace_folder=str(trace))
-    return result, trace
+        return measure(trace), trace
 
 
 def test_rates_follow_from_the_time_of_a_step(measured):
@@ -68,6 +72,12 @@ def test_text_of_a_result(measured):
     assert "MFU of the datasheet    unknown\n" in shown
     assert "\nmatmuls " in shown
     assert "\noptimizer " in shown
+
+
+@pytest.mark.devices(8)
+def test_bytes_are_those_of_one_step_where_the_time_is_short(measured, tmp_path):
+    moved = measure(tmp_path, seconds=1e-9)["kinds"]["optimizer"]["bytes"]
+    assert moved == pytest.approx(measured[0]["kinds"]["optimizer"]["bytes"], rel=0.05)
 
 
 def test_kinds_of_operations_are_the_whole_step(measured):
