@@ -164,7 +164,7 @@ def _warmup_stages(data: DataConfig, steps: int) -> list[Stage]:
     return [
         Stage(
             max_length=length,
-            batch_size=data.max_length // length * data.batch_size,
+            batch_size=round(data.max_length / length) * data.batch_size,
             first_step=index * steps // len(lengths),
         )
         for index, length in enumerate(lengths)

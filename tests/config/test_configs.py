@@ -122,6 +122,15 @@ def test_a_length_warmup_is_a_phase_before_the_others(length, expected):
     assert schedule.length_warmup == (30 if length > 16 else 0)
 
 
+@pytest.mark.parametrize("length", [17, 40, 100, 120, 127, 250, 384, 500, 1000])
+def test_batches_of_a_length_warmup_have_about_as_many_tokens(length):
+    data = DataConfig(max_length=length, batch_size=8, length_warmup_fraction=0.3)
+    schedule = make_schedule(TrainConfig(steps=100, data=data))
+    shares = [x.max_length * x.batch_size / (8 * length) for x in schedule.warmup_stages]
+    assert shares
+    assert 2 <= 3 * min(shares) <= 3 * max(shares) <= 4
+
+
 def test_a_phase_has_its_own_share_of_masks_or_that_of_the_data():
     config = TrainConfig(steps=1000)
     config.data.mask_fraction = 0.3
