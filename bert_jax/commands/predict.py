@@ -123,14 +123,16 @@ def _given(args: argparse.Namespace, task: "Task", data: "DataFiles") -> Lines:
 
 def _show(task: "Task", predictions: "Predictions", first: int, *, is_json: bool) -> None:
     """Print predictions, each as a line of JSON or for a reader; `first` is the first's number."""
-    for example, result in zip(predictions.examples, predictions, strict=True):
+    from bert_jax.tasks.base import example_ids
+
+    examples = predictions.examples
+    ids = example_ids(examples, first)
+    for name, example, result in zip(ids, examples, predictions, strict=True):
         if is_json:
-            name = first if example.id is None else example.id
             inputs = {} if "tokens" in result else {"texts": example.texts}
             texts.print_json({"id": name, **inputs, **result})
         else:
             print(without_controls(task.as_line(example, result)), flush=True)
-        first += 1
 
 
 def _check_kept(file: str | None, written: Sequence[str]) -> None:

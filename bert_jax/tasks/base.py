@@ -3,6 +3,7 @@
 import abc
 import copy
 import dataclasses
+import itertools
 import json
 import reprlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -43,6 +44,19 @@ class Example:
         name = readers.whole(self.id)
         name = name if isinstance(name, str | int) else str(name)
         object.__setattr__(self, "id", None if is_missing else name)
+
+
+def example_ids(examples: Sequence[Example], first: int = 0) -> list[Any]:
+    """Return the id of each example: its own, or its number, of which `first` is the first.
+
+    A number that is the id of another example does not name this one, which then has None.
+    """
+    own = {str(example.id) for example in examples}
+    numbers = (None if str(number) in own else number for number in itertools.count(first))
+    return [
+        number if example.id is None else example.id
+        for example, number in zip(examples, numbers, strict=False)
+    ]
 
 
 class Task(abc.ABC):
@@ -300,14 +314,12 @@ class Task(abc.ABC):
 
     def files(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, str]:
         """Return the content of each file of predictions, by its suffix: by default JSON lines."""
-        lines, ids = [], {str(example.id) for example in examples}
-        for number, (example, prediction) in enumerate(zip(examples, predictions, strict=True)):
-            # A number that is the id of another example does not name this one.
-            index = None if str(number) in ids else number
-            line = {"id": index if example.id is None else example.id}
-            line |= self.file_fields(example, prediction)
-            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
-        return {".jsonl": "".join(lines)}
+        ids = example_ids(examples)
+        lines = [
+            {"id": name, **self.file_fields(example, prediction)}
+            for name, example, prediction in zip(ids, examples, predictions, strict=True)
+        ]
+        return {".jsonl": "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)}
 
     def file_fields(self, example: Example, prediction: Any) -> dict[str, Any]:
         """Return what the line of an example has after its id in a file of predictions."""

@@ -14,7 +14,7 @@ from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.config.fields import TASKS
 from bert_jax.config.settings import from_dict
 from bert_jax.tasks import glue, make_task, task_class
-from bert_jax.tasks.base import Example
+from bert_jax.tasks.base import Example, example_ids
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.foreign import UnknownColumns
 from bert_jax.tasks.question_answering import QuestionAnsweringConfig
@@ -212,3 +212,9 @@ def test_values_of_another_form_are_refused(task, value):
 def test_an_id_is_a_text_or_a_number(given, name):
     """So that a column of dates does not end a run when its predictions are written."""
     assert Example(given, "a.tsv:2", ("fox",), None).id == name
+
+
+def test_a_number_names_no_example_whose_id_is_another():
+    examples = [Example(name, "a:1", ("A",), None) for name in (1, None, None, "5", None)]
+    assert example_ids(examples) == [1, None, 2, "5", 4]
+    assert example_ids(examples, first=3) == [1, 4, None, "5", 7]
