@@ -4,8 +4,8 @@
 
 This needs JAX's CUDA packages (`pip install jax[cuda13]`) and no GPU. Each kernel reads its
 operands and writes its results once; what the L2 cache holds counts too. So the bytes are for
-comparing two forms of a step. State and temporaries together were the peak of a real H200 to 0.2
-GiB (records/2026-11-26-h200). Matmuls are not tuned, for which the compiler would have to run them.
+comparing two forms of a step. State and temporaries together were the peak of a real H200 to 0.3
+GiB (records/2026-11-28-h200). Matmuls are not tuned, for which the compiler would have to run them.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def abstract_devices() -> Sequence[Any]:
 def compile_step(config: TrainConfig, devices: Sequence[Any]) -> Any:
     """Return the compiled step of a config's first phase, on random sequences."""
     config = synthetic.resolve(config, devices[0])
-    stage = make_schedule(config).stages[0]
+    stage = make_schedule(config).main_stages[0]
     setup = synthetic.checked_setup(config, [stage], devices)
     step = synthetic.train_step(setup, config, stage)
     batch = synthetic.abstract_batch(config, stage, setup.layout.mesh)

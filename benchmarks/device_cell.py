@@ -158,7 +158,7 @@ def main() -> None:
     devices = jax.device_count()
     if not isinstance(batch := next_batch(read(output), first, most, devices), str):
         config = synthetic.resolve(cell.config(batch), jax.devices()[0])
-        stage = make_schedule(config).stages[0]
+        stage = make_schedule(config).main_stages[0]
         try:
             with device_lib.out_of_memory_refused(stage, jax.devices()[0]), _turns() as wait:
                 _check_estimate(config, stage)

@@ -38,7 +38,7 @@ def make(config: TrainConfig, corpus: Corpus):
     """Return a function that runs a step and returns its times, and the batches."""
     mesh = make_mesh(config.parallel)
     objective = make_objective(config)
-    objective = objective.in_stage(make_schedule(config).stages[0], corpus.tokenizer)
+    objective = objective.in_stage(make_schedule(config).main_stages[0], corpus.tokenizer)
     optimizer = make_optimizer(config.optimizer, make_rate_schedule(config.optimizer, config.steps))
 
     def new_state(key: jax.Array):

@@ -21,7 +21,7 @@ def main() -> None:
     keep_host_memory()
     config = from_dict(TrainConfig, json.loads(spec.config), "config")
     config.model.dtype = spec.dtype
-    phase = make_schedule(config).stages[0]
+    phase = make_schedule(config).main_stages[0]
     run = synthetic.checked_setup(config, [phase], jax.devices()[:1])  # as PyTorch has
     step, state = synthetic.train_step(run, config, phase), run.new_state()
     batch = synthetic.random_batch(config, phase)

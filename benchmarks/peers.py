@@ -171,7 +171,7 @@ def main() -> None:
             f"the peers have no {kind} {'with' if has_pairs else 'without'} sentence pairs; "
             "use --peers=bert-jax, or a config of BERT with them, or of ModernBERT"
         )
-    phase = make_schedule(config).stages[0]
+    phase = make_schedule(config).main_stages[0]
     spec = Spec(
         model=dataclasses.asdict(config.model),
         dtype="",
