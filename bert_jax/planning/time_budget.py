@@ -16,11 +16,12 @@ from bert_jax.config.schedule import Stage, make_schedule, share_of_steps
 from bert_jax.config.validation import validate
 from bert_jax.console import duration
 from bert_jax.distributed import devices
-from bert_jax.distributed.mesh import shard_batch
+from bert_jax.distributed.mesh import make_mesh, shard_batch
 from bert_jax.errors import UserError, refuse
 from bert_jax.objectives import make_objective
 from bert_jax.planning import synthetic
 from bert_jax.planning.benchmark import take_steps
+from bert_jax.training.setup import Setup
 
 _STEPS, _SECONDS = 10, 5.0  # that are timed, at most
 _FEWEST = 2000  # steps, below which a small batch or model learns more
@@ -52,8 +53,8 @@ def fit(
     """Return a config that trains for about so many minutes on the devices of this host.
 
     Some steps are timed on random sequences. Where there is time for fewer than 2,000, the batch is
-    halved, and then the width of the model. The time includes the timing and compilation,
-    and not the preparation of the text.
+    halved, and then the width of the model. A batch that cannot fit in memory is halved too. The
+    time includes the timing and compilation, and not the preparation of the text.
 
     Args:
       keeps_size: whether the model keeps its size.
@@ -61,9 +62,11 @@ def fit(
         warm-up, become shares of all steps.
 
     Raises:
-      UserError: the minutes are too few to compile the step.
+      UserError: the minutes are too few to compile the step, or a batch does not fit in memory.
     """
     config, started = open_ended(config, kept), time.monotonic()
+    if "data.batch_size" not in kept:
+        config = _with_fitting_batches(config, kept)
     while True:
         seconds, compile_seconds = _measure(config)
         spent = time.monotonic() - started  # in timing steps
@@ -104,25 +107,43 @@ def fit(
     return config
 
 
+def _check_memory(config: TrainConfig) -> None:
+    """Refuse a stage that certainly does not fit in the memory of the devices."""
+    config, mesh = synthetic.resolve(config, jax.devices()[0]), make_mesh(config.parallel)
+    for stage in make_schedule(config).stages:
+        devices.check_fits(config.model, stage, config.optimizer, mesh)
+
+
+def _with_fitting_batches(config: TrainConfig, kept: Collection[str]) -> TrainConfig:
+    """Return a config with batches of half the size as often as they do not fit in memory."""
+    while True:
+        smaller = _smaller_batch(config, 1, kept)
+        try:
+            _check_memory(config)
+            return config
+        except UserError:
+            if smaller == config:
+                raise
+        config = smaller
+
+
 def _measure(config: TrainConfig) -> tuple[float, float]:
     """Return the mean seconds of a step of the run, and those that compilation takes."""
-    schedule = make_schedule(config)
+    schedule, config = make_schedule(config), synthetic.resolve(config, jax.devices()[0])
+    setup = synthetic.checked_setup(config, schedule.stages, jax.devices())
+    _check_memory(config)
     total = compiling = 0.0
     for stage in schedule.stages:
-        step_seconds, compile_seconds = _measure_stage(config, stage)
+        step_seconds, compile_seconds = _measure_stage(setup, config, stage)
         total += step_seconds * (stage.end - stage.first_step)
         compiling += compile_seconds
     return total / schedule.steps, compiling
 
 
-def _measure_stage(config: TrainConfig, stage: Stage) -> tuple[float, float]:
+def _measure_stage(setup: Setup, config: TrainConfig, stage: Stage) -> tuple[float, float]:
     """Return the median seconds of a step of a stage, and those of the first, which compiles it."""
-    device = jax.devices()[0]
-    config = synthetic.resolve(config, device)
-    setup = synthetic.checked_setup(config, [stage], jax.devices())
-    devices.check_fits(config.model, stage, config.optimizer, setup.layout.mesh)
     what = f"timing steps of {stage.batch_size} × {stage.max_length}"
-    with devices.out_of_memory_refused(stage, device), console.working(what):
+    with devices.out_of_memory_refused(stage, jax.devices()[0]), console.working(what):
         step = synthetic.train_step(setup, config, stage)
         batch = shard_batch(setup.layout.mesh, synthetic.random_batch(config, stage))
         state, first = take_steps(step, setup.new_state(), batch, 1, _SECONDS)

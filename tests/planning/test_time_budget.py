@@ -12,9 +12,10 @@ from helpers import model_config, refused
 import bert_jax
 from bert_jax import DataConfig, TrainConfig, console
 from bert_jax.config import OptimizerConfig, Phase, settings
-from bert_jax.config.schedule import make_schedule
+from bert_jax.config.schedule import Stage, make_schedule
 from bert_jax.config.validation import validate
 from bert_jax.distributed import devices
+from bert_jax.distributed.mesh import make_mesh
 from bert_jax.planning import time_budget
 
 
@@ -28,12 +29,13 @@ def config():
 
 
 def use_speed(monkeypatch, speed: float) -> None:
-    """Let a step take as long as its sequences and the width of its model say."""
+    """Let a step take as long as its sequences and the width of its model say, in any memory."""
 
     def measure(config):
         return config.data.batch_size * config.model.hidden_size / speed, 6.0
 
     monkeypatch.setattr(time_budget, "_measure", measure)
+    monkeypatch.setattr(devices, "available", lambda _: None)
     monkeypatch.setattr(time_budget, "time", SimpleNamespace(monotonic=lambda: 0.0))
 
 
@@ -98,11 +100,25 @@ def test_batches_of_phases_that_the_user_has_set_are_kept(config, monkeypatch):
     assert (fitted.data.batch_size, fitted.data.phases) == (16, config.data.phases)
 
 
+def test_a_batch_that_cannot_fit_is_halved(config, monkeypatch):
+    """Its phases too, of which the longest decides."""
+    use_speed(monkeypatch, 1e9)
+    config.data.batch_size, config.data.phases = 1024, (Phase(0.9, 512, 512),)
+    needed = devices.least_memory(
+        config.model, Stage(512, 100), config.optimizer, make_mesh(config.parallel)
+    )
+    monkeypatch.setattr(devices, "available", lambda _: needed)
+    fitted = time_budget.fit(config, 60.0, keeps_size=True).data
+    assert (fitted.batch_size, fitted.phases[0].batch_size) == (128, 64)
+
+
 def test_a_batch_that_does_not_fit_is_refused_before_steps_are_timed(config, monkeypatch):
     monkeypatch.setattr(devices, "available", lambda _: 1 << 20)
     monkeypatch.delattr(time_budget, "take_steps")
-    with refused("a batch of 64 × 32 does not fit in the memory"):
+    with refused("a batch of 16 × 32 does not fit in the memory"):  # no smaller one is tried
         time_budget.fit(config, 1.0, keeps_size=True)
+    with refused("a batch of 64 × 32 does not fit in the memory"):
+        time_budget.fit(config, 1.0, keeps_size=True, kept=["data.batch_size"])
 
 
 def test_memory_that_is_exhausted_by_a_timed_step_is_refused(config, monkeypatch):
