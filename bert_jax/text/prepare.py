@@ -113,9 +113,9 @@ def open_sources(data: DataConfig, shard: Shard | None = None) -> list[Source]:
 
 
 def training_sentences(
-    sources: list[Source], eval_fraction: float, chunks: Iterable[int] | None = None
+    sources: list[Source], eval_fraction: float, chunks: Mapping[int, float] | None = None
 ) -> Iterator[str]:
-    """Yield the training text of the first source, or of some chunks of it."""
+    """Yield the training text of the first source, or of some chunks of it: its `sample`."""
     documents = _documents(sources, eval_fraction, chunks)
     return (s for split, document in documents if split == "train" for s in document)
 
@@ -176,17 +176,22 @@ def _read_progress(folder: Path, identity: dict[str, Any], restarts: bool) -> di
 
 
 def _documents(
-    sources: list[Source], eval_fraction: float, chunks: Iterable[int] | None = None
+    sources: list[Source], eval_fraction: float, chunks: Mapping[int, float] | None = None
 ) -> Iterator[Document]:
-    """Yield every document with its split; held-out ones are at even distances in each chunk."""
+    """Yield documents with their splits; held-out ones are at even distances in each chunk.
+
+    They are those of all chunks, or of some, each of which is read up to a position.
+    """
     source, *held_out = sources
     fraction = 0.0 if held_out else eval_fraction
-    for chunk in source.chunks if chunks is None else chunks:
+    for chunk, end in (chunks or dict.fromkeys(source.chunks, math.inf)).items():
         # So that chunks of few documents, too, hold out their share on average.
         first = chunk * _GOLDEN_RATIO % 1
         for index, document in enumerate(source.documents([chunk])):
             count, before = ((number * fraction + first) // 1 for number in (index + 1, index))
             yield "eval" if count > before else "train", document
+            if source.position >= end:
+                break
     for document in held_out[0].documents() if held_out else ():
         yield "eval", document
 

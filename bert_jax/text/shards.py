@@ -59,7 +59,7 @@ def train_tokenizer(
     sources = prepare.open_sources(data)
     size, total = sources[0].size, len(sources[0].chunks)
     number = min(total, max(1, round(1e9 * gigabytes * total / max(1, size))))
-    chunks = [i * total // number for i in range(number)]  # at even distances
+    chunks = sources[0].sample(number)
     sentences = prepare.training_sentences(sources, data.eval_fraction, chunks)
     with replacing(folder / "tokenizer", os.path.isdir if force else None) as path:
         prepare.train_tokenizer(sentences, config, vocab_size).save(path)

@@ -10,7 +10,9 @@ import glob
 import hashlib
 import itertools
 import json
+import math
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -77,6 +79,13 @@ class Source(abc.ABC):
             document = [part for s in text for part in sentences.split_long_sentence(s)]
             for start in range(0, len(document), sentences.MAX_DOCUMENT_SENTENCES):
                 yield document[start : start + sentences.MAX_DOCUMENT_SENTENCES]
+
+    def sample(self, number: int) -> dict[int, float]:
+        """Return as much text as `number` chunks have, from chunks at even distances.
+
+        It is the chunks to read, and the position after which each is not read on.
+        """
+        return {self.chunks[i]: math.inf for i in _at_even_distances(number, len(self.chunks))}
 
 
 class FileSource(Source):
@@ -179,6 +188,25 @@ class FileSource(Source):
                 yield document
             self._check_unchanged(path)
 
+    def sample(self, number: int) -> dict[int, float]:
+        chosen = _at_even_distances(number, len(self.chunks))
+        texts = Counter(self._nearest_text(self.chunks[i]) for i in chosen)
+        return {chunk: start + n * _CHUNK_BYTES for (chunk, start), n in texts.items()}
+
+    def _nearest_text(self, chunk: int) -> tuple[int, int]:
+        """Return the chunk, up to this one, that has its text, and the position where it starts.
+
+        A chunk within a file that can only be read from its beginning has no text of its own.
+        """
+        low, high = chunk * _CHUNK_BYTES, (chunk + 1) * _CHUNK_BYTES
+        index = bisect.bisect_right(self._starts, low) - 1
+        file_start = self._starts[index]
+        if file_start == low or not _is_undivided(self.paths[index]):
+            return chunk, low
+        if self._starts[index + 1] < min(high, self._starts[-1]):  # another file begins in it
+            return chunk, self._starts[index + 1]
+        return self._nearest_text(file_start // _CHUNK_BYTES)
+
     def _sections(self, chunk: int) -> Iterator[tuple[_Path, int, int, int]]:
         """Yield the files of a chunk: where each starts in the text, and its bytes in the chunk."""
         low, high = chunk * _CHUNK_BYTES, (chunk + 1) * _CHUNK_BYTES
@@ -187,7 +215,7 @@ class FileSource(Source):
             path, file_start = self.paths[index], self._starts[index]
             if file_start >= high:
                 break
-            if files.suffix(path) in files.OPENERS or records.is_undivided(path):
+            if _is_undivided(path):
                 # It can only be read from its beginning, and is in the chunk of its first byte.
                 start, end = 0, self._states[path][0] if file_start >= low else 0
             else:
@@ -302,6 +330,15 @@ def check_apart(sources: Iterable[Source]) -> None:
                     "held out would be trained on; name each text once"
                 )
         names |= dict.fromkeys(source.origins, source.name)
+
+
+def _is_undivided(path: _Path) -> bool:
+    """Return whether a file can only be read from its beginning."""
+    return files.suffix(path) in files.OPENERS or records.is_undivided(path)
+
+
+def _at_even_distances(number: int, total: int) -> list[int]:
+    return [i * total // number for i in range(number)]
 
 
 def merge_identities(shards: Sequence[Any]) -> Any:

@@ -1,10 +1,12 @@
 """Stores of shards: the batches of the whole text, whatever their number, and what is refused."""
 
 import dataclasses
+import functools
 import gzip
 import json
 import os
 import random
+import re
 import shutil
 import time
 from pathlib import Path
@@ -27,7 +29,7 @@ from bert_jax.config import DataConfig, TrainConfig
 from bert_jax.config.schedule import make_schedule
 from bert_jax.errors import UserError
 from bert_jax.storage import json_files
-from bert_jax.text import files, mixture, shards, sources
+from bert_jax.text import files, mixture, shards, sources, tokenizer_training
 from bert_jax.text import prepare as prepare_lib
 from bert_jax.text import store as store_lib
 from bert_jax.text.prepare import prepare
@@ -169,6 +171,33 @@ def test_an_error_in_a_later_chunk_says_where_it_is(tmp_path):
     (tmp_path / "b.txt").write_bytes(b"x" * ((1 << 26) + 9))
     with pytest.raises(UserError, match="line at byte 3 is longer than 64 MiB"):
         files.line_start(tmp_path / "b.txt", 3, 0)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "txt", "txt.gz"])
+def test_the_sample_of_a_tokenizer_is_from_the_whole_text(tmp_path, monkeypatch, suffix):
+    """Also where a file is only in the chunk of its first byte, whatever its size."""
+    train, samples = tokenizer_training.train, []
+
+    def recorded(sentences, *args):
+        samples.append(list(sentences))
+        return train(samples[-1], *args)
+
+    monkeypatch.setattr(tokenizer_training, "train", recorded)
+    monkeypatch.setattr(sources, "_CHUNK_BYTES", 20_000)
+    pack = functools.partial(gzip.compress, compresslevel=0) if suffix == "txt.gz" else bytes
+    for name in "abcdefgh":
+        lines = "".join(f"{name} {number:9d}.\n\n" for number in range(10_000))
+        header = "text\n" * (suffix == "csv")
+        (tmp_path / f"{name}.{suffix}").write_bytes(pack(f"{header}{lines}".encode()))
+    data = DataConfig(source=f"{tmp_path}/*.{suffix}", sentences="lines")
+    for number in (4, 16):
+        folder = tmp_path / str(number)
+        sample = shards.train_tokenizer(data, TOKENIZER, 60, folder, number * 20_000 / 1e9)
+        assert re.fullmatch(f"{number} of 5[67] chunks of the text, at even distances", sample)
+        lines = samples.pop()
+        assert {line[0] for line in lines} >= {*("aceg" if number == 4 else "abcdefgh")}
+        size = sum(len(line) + 2 for line in lines)  # without what is held out
+        assert size == pytest.approx(number * 20_000 * 0.95, rel=0.2)
 
 
 def test_chunks_of_few_documents_hold_out_their_share(tmp_path):
