@@ -81,8 +81,8 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace, options: list[str]) -> None:
     from bert_jax.text import shards
 
-    if not paths.is_remote(args.store):
-        args.store = os.path.expanduser(args.store)
+    name = args.store.rstrip("/")  # below "store//" a bucket has other files
+    args.store = name if paths.is_remote(name) else os.path.expanduser(args.store)
     args.tokenizer = os.path.expanduser(args.tokenizer)
     _check_flags(args, options)
     if args.runner or paths.is_remote(args.store):  # which take no --force

@@ -126,6 +126,16 @@ def test_a_remote_store_has_the_shards_of_one_on_a_disk(
     assert_same_stores(open_store(fetched.folder(store)), open_store(tmp_path / "whole"))
 
 
+def test_a_remote_store_may_end_in_a_slash(texts, memory, run_prepare):
+    for option in ("--sample=1", "--shard=0/1"):
+        words = ("--vocab-size=60",) if option == "--sample=1" else ()
+        printed = run_prepare(f"{texts}/*.txt", "memory://bucket/store/", option, *words)
+        assert "memory://bucket/store" in printed
+        assert "store/ " not in printed
+    assert not [name for name in memory.find("/bucket") if "//" in name]
+    assert fetched.folder("memory://bucket/store")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
