@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import glob
 import gzip
 import io
 import lzma
@@ -57,6 +58,43 @@ def _find_fault(path: str | Path) -> str:
     if not os.path.isfile(path):
         return "is no regular file"
     return "" if os.access(path, os.R_OK) else "cannot be read (its permissions)"
+
+
+def find(patterns: str) -> list[tuple[Path | str, remote.State]]:
+    """Return the files of a text that names, globs and URLs name, each once, and their states."""
+    expanded: list[tuple[Path | str, remote.State]] = []
+    # A name that exists is one, even with a comma in it.
+    is_name = os.path.lexists(os.path.expanduser(patterns))
+    for pattern in [patterns] if is_name else filter(None, map(str.strip, patterns.split(","))):
+        if paths.is_remote(pattern):
+            expanded += remote.find(pattern)
+            continue
+        name = os.path.expanduser(pattern)
+        # A name that exists is no pattern, even with brackets in it.
+        exists = os.path.lexists(name)
+        matches = [name] if exists else sorted(glob.glob(name, recursive=True))
+        found = [match for match in matches if exists or not os.path.isdir(match)]
+        for file in found or [name]:
+            name = f"data source {file}"
+            check_readable(file, name, "give files or a glob 'text/*.txt'")
+            expanded.append((Path(file), state(Path(file))))
+    if not expanded:
+        raise UserError(f"{patterns!r} names no text; give files, a glob, tfds:NAME or builtin")
+    # Patterns may overlap, and a file is read once.
+    once: dict[Path | str, tuple[Path | str, remote.State]] = {}
+    for each in expanded:
+        path, _ = each
+        once.setdefault(path if isinstance(path, str) else path.resolve(), each)
+    return [*once.values()]
+
+
+def state(path: Path | str) -> remote.State:
+    """Return the size of a file or a URL, and what changes with its content."""
+    if isinstance(path, str):
+        return remote.state(path)
+    with open_file(path) as file:
+        found = os.fstat(file.fileno())
+    return found.st_size, found.st_mtime_ns, found.st_ino
 
 
 def open_file(

@@ -196,12 +196,21 @@ def _documents(
         yield "eval", document
 
 
-def _read_ahead(batches: Iterator[list[Document]]) -> Iterator[list[Document]]:
+def _read_ahead(
+    batches: Iterator[list[Document]], sources: list[Source]
+) -> Iterator[list[Document]]:
     """Yield batches, of which the next is read meanwhile: tokenizers release the GIL."""
+
+    def read() -> list[Document] | None:
+        batch = next(batches, None)
+        for source in sources:  # for no batch of a changed text may be recorded
+            source.check_unchanged()
+        return batch
+
     with ThreadPoolExecutor(1) as reader:
-        next_batch = reader.submit(next, batches, None)
+        next_batch = reader.submit(read)
         while batch := next_batch.result():
-            next_batch = reader.submit(next, batches, None)
+            next_batch = reader.submit(read)
             yield batch
 
 
@@ -219,7 +228,7 @@ def _tokenize(
     start_time, previous_characters = time.monotonic(), writer.num_characters
     size, has_warned = sum(source.size for source in sources), False
     with console.working("tokenizing", size, says_end=False) as work:
-        for batch in _read_ahead(batches):
+        for batch in _read_ahead(batches, sources):
             writer.append(batch)
             position = sum(source.position for source in sources)
             if work.n or not previous_characters:

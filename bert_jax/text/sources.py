@@ -6,7 +6,6 @@ the shards of a text have the documents of the whole.
 
 import abc
 import bisect
-import glob
 import hashlib
 import itertools
 import json
@@ -19,7 +18,6 @@ from typing import Any
 
 from bert_jax.config import DataConfig
 from bert_jax.errors import UserError, refuse
-from bert_jax.storage import paths, remote
 from bert_jax.text import builtin, files, records, sentences
 from bert_jax.text.files import read_lines
 from bert_jax.text.records import Record
@@ -68,6 +66,9 @@ class Source(abc.ABC):
     def identity(self) -> dict[str, Any]:
         """Return JSON that is equal if, and only if, the text is."""
 
+    def check_unchanged(self) -> None:  # noqa: B027 - few kinds are of files
+        """Refuse a text that has changed while what has been read of it was read."""
+
     @abc.abstractmethod
     def texts(self, chunk: int = 0) -> Iterator[list[str]]:
         """Yield the documents of a chunk as lists of sentences, of any size."""
@@ -95,7 +96,7 @@ class FileSource(Source):
 
     def __init__(self, name: str, data: DataConfig, shard: Shard | None = None):
         self.name = name
-        found = _expand(name)
+        found = files.find(name)
         self.paths, self._states = [path for path, _ in found], dict(found)
         # Where each file starts in the text, and where the last one ends.
         self._starts = [0, *itertools.accumulate(self._states[path][0] for path in self.paths)]
@@ -105,6 +106,7 @@ class FileSource(Source):
         self.chunks = range(first, end)
         self._start = min(first * _CHUNK_BYTES, self._starts[-1])
         self.size = min(end * _CHUNK_BYTES, self._starts[-1]) - self._start
+        self._reading: _Path | None = None  # of a file, up to its end
         self._text_field = data.text_field
         self._split = data.sentences == "split"
         self._is_document = data.sentences == "documents"  # each line
@@ -174,6 +176,7 @@ class FileSource(Source):
     def texts(self, chunk: int = 0) -> Iterator[list[str]]:
         for path, file_start, start, end in self._sections(chunk):
             self._check_unchanged(path)
+            self._reading = path
             if reader := records.reader(path):
                 if reader is records.parquet_rows:
                     rows = reader(path, self._text_field)
@@ -187,6 +190,11 @@ class FileSource(Source):
                 self.position = min(max(file_start + position - self._start, 0), self.size)
                 yield document
             self._check_unchanged(path)
+            self._reading = None
+
+    def check_unchanged(self) -> None:
+        if self._reading:
+            self._check_unchanged(self._reading)
 
     def sample(self, number: int) -> dict[int, float]:
         chosen = _at_even_distances(number, len(self.chunks))
@@ -235,7 +243,7 @@ class FileSource(Source):
 
     def _check_unchanged(self, path: _Path) -> int:
         """Return the size of a file, which must be the same in every reading of it."""
-        known, found = self._states[path], _state(path)
+        known, found = self._states[path], files.state(path)
         if found[: len(known)] != known:  # of a URL, only the size is known before it is read
             raise UserError(f"{path} was changed while it was read; repeat the command")
         self._states[path] = found
@@ -364,40 +372,6 @@ def _record_sentences(record: Record, text_field: str, *, by_line: bool) -> list
     if by_line:
         return [line for line in map(str.strip, text.split("\n")) if line]
     return sentences.split_text(text)
-
-
-def _expand(patterns: str) -> list[tuple[_Path, remote.State]]:
-    expanded: list[tuple[_Path, remote.State]] = []
-    # A name that exists is one, even with a comma in it.
-    is_name = os.path.lexists(os.path.expanduser(patterns))
-    for pattern in [patterns] if is_name else filter(None, map(str.strip, patterns.split(","))):
-        if paths.is_remote(pattern):
-            expanded += remote.find(pattern)
-            continue
-        name = os.path.expanduser(pattern)
-        # A name that exists is no pattern, even with brackets in it.
-        exists = os.path.lexists(name)
-        matches = [name] if exists else sorted(glob.glob(name, recursive=True))
-        found = [match for match in matches if exists or not os.path.isdir(match)]
-        for file in found or [name]:
-            name = f"data source {file}"
-            files.check_readable(file, name, "give files or a glob 'text/*.txt'")
-            expanded.append((Path(file), _state(Path(file))))
-    if not expanded:
-        raise UserError(f"{patterns!r} names no text; give files, a glob, tfds:NAME or builtin")
-    # Patterns may overlap, and a file is read once.
-    once: dict[_Path, tuple[_Path, remote.State]] = {}
-    for path, state in expanded:
-        once.setdefault(path if isinstance(path, str) else path.resolve(), (path, state))
-    return [*once.values()]
-
-
-def _state(path: _Path) -> remote.State:
-    if isinstance(path, str):
-        return remote.state(path)
-    with files.open_file(path) as file:
-        found = os.fstat(file.fileno())
-    return found.st_size, found.st_mtime_ns, found.st_ino
 
 
 def _digest_json(value: Any) -> str:

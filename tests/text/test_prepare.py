@@ -215,6 +215,30 @@ def test_corrected_text_is_started_again(data, tmp_path, is_another_tokenizer):
     np.testing.assert_array_equal(corpus.train.tokens, expected.train.tokens)
 
 
+def test_a_text_that_is_changed_back_is_resumed_without_the_change(data, tmp_path, monkeypatch):
+    """A batch that was read while the text was another is not recorded."""
+    path = tmp_path / "text.txt"
+    write_text(path, make_documents(600))
+    expected = prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "expected")
+    text, append, appended = path.read_text(), store_writer.StoreWriter.append, []
+
+    def changing(writer, documents):
+        append(writer, documents)
+        appended.append(documents)
+        if len(appended) == 2:
+            path.write_text(text.replace("cat", "dog"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store_writer.StoreWriter, "append", changing)
+        with pytest.raises(UserError, match="was changed while it was read; repeat the command"):
+            prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
+    assert len(appended) <= 3  # of which one had been read before
+    path.write_text(text)
+    corpus = prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
+    np.testing.assert_array_equal(corpus.train.tokens, expected.train.tokens)
+    assert_same_files(tmp_path / "expected", tmp_path / "store")
+
+
 def test_the_size_of_the_vocabulary(data, tmp_path):
     """`model.vocab_size` 0 is the tokenizer's size, known before a long preparation."""
     config = TrainConfig(data=data, tokenizer=TOKENIZER)
