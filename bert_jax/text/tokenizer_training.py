@@ -58,7 +58,8 @@ def _train_sentencepiece(
     counts: Counter[str] = Counter()
     for start in range(0, len(sentences), _BATCH):
         counts.update("".join(normalizer.normalize(list(sentences[start : start + _BATCH]))))
-    characters = _choose(counts, vocab_size)
+    has_bytes = vocab_size * _MOST_CHARACTERS >= _NUM_BYTES
+    characters = _choose(counts, vocab_size, others=_NUM_BYTES if has_bytes else 0)
     is_complete = len(characters) == len(counts)
     model = _run_sentencepiece(
         sentences,
@@ -67,7 +68,7 @@ def _train_sentencepiece(
         characters,
         model_type=config.model_type,
         normalization_rule_name=rule,
-        byte_fallback=not is_complete and vocab_size * _MOST_CHARACTERS >= _NUM_BYTES,
+        byte_fallback=has_bytes and not is_complete,
     )
     return SentencePieceTokenizer(model)
 
@@ -134,13 +135,20 @@ def _remedy(other: str, vocab_size: int) -> str:
     return f"{other}, or set tokenizer.kind=byte_bpe" if has_room else other
 
 
-def _choose(counts: Counter[str], vocab_size: int) -> list[str]:
-    """Return the characters that become tokens, by frequency: all where they leave room."""
+def _choose(counts: Counter[str], vocab_size: int, *, others: int = 0) -> list[str]:
+    """Return the characters that become tokens, by frequency: all where they leave room.
+
+    `others` is the number of tokens that write the other characters, if there are any.
+    """
     ordered = sorted(+counts, key=lambda name: (-counts[name], name))
     if len(ordered) <= vocab_size * _MOST_CHARACTERS:
         return ordered
     shares = np.cumsum([counts[name] for name in ordered]) / counts.total()
-    number = min(int(np.searchsorted(shares, _COVERAGE)) + 1, vocab_size - _NUM_SPECIAL)
+    number = int(np.searchsorted(shares, _COVERAGE)) + 1
+    room = vocab_size - _NUM_SPECIAL
+    if min(number, room) < len(ordered):
+        room -= others
+    number = min(number, room)
     if number < 1 or shares[number - 1] < _LEAST_COVERAGE:
         raise UserError(
             f"model.vocab_size {vocab_size} is too small for a text of {len(ordered):,} "

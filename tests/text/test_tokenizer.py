@@ -483,6 +483,20 @@ def test_rare_characters_of_a_large_alphabet():
             tokenizer_training.train(sentences, TokenizerConfig(kind=kind), 300)
 
 
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+def test_bytes_have_room_beside_the_characters(model_type):
+    """The characters alone would leave room for fewer than 256 tokens."""
+    characters = "".join(chr(0x4E00 + i) for i in range(1000))
+    sentences = [*([characters[:700]] * 40), characters[700:]]
+    config = TokenizerConfig(model_type=model_type)
+    for size in (1100, 1260):
+        tokenizer = tokenizer_training.train(sentences, config, size)
+        assert tokenizer.vocab_size <= size
+        ids = tokenizer.encode([characters])[0]
+        assert tokenizer.unk_id not in ids
+        assert tokenizer.decode(ids) == characters
+
+
 LATIN = "the encoder reads unaffable Überall für Größe tiếng Việt"
 OTHERS = """
 свобода حرية חירות नमस्ते मनुष्य 人人 有权享有 今天 天气 自由 มนุษย์ทั้งหลาย 한국어 1948 42 አንቀጽ
