@@ -35,6 +35,14 @@ def make_sequences(
     return kind(store, tokenizer, length, seed, config.pairs == "sop", config.short_fraction)
 
 
+def has_same_sequences(one: DataConfig, other: DataConfig) -> bool:
+    """Return whether a text has the same sequences of a length by the settings of two runs."""
+    if one.pairs == other.pairs == "none":
+        return True
+    first, second = ((x.pairs, x.packing, x.short_fraction) for x in (one, other))
+    return first == second
+
+
 class Earlier(NamedTuple):
     """Sequences of a stage that were read before a run began."""
 
@@ -50,8 +58,9 @@ class ReadBefore:
     Attributes:
       counted_from: the step that the run began with, from which it counts its own sequences.
       earlier: the sequences that were read by then.
-      shuffled_anew: the step at which a run was forked to another text; 0 for none. It is part of
-        the shuffle's key, so that documents which both texts have come in another order.
+      shuffled_anew: the step at which a run was forked to another text, or to other sequences of
+        it; 0 for none. It is part of the shuffle's key, so that documents which both texts have
+        come in another order.
     """
 
     counted_from: int = 0

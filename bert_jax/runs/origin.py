@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 
 import jax
 
-from bert_jax.batches.loader import NOTHING_READ, ReadBefore
+from bert_jax.batches.loader import NOTHING_READ, ReadBefore, has_same_sequences
 from bert_jax.bert import Bert, load
 from bert_jax.config import FinetuneConfig, ModelConfig, TrainConfig, settings
 from bert_jax.config.schedule import make_schedule
@@ -165,7 +165,8 @@ def _find_fork(config: TrainConfig, workdir: Workdir[TrainConfig], fork: AnyPath
     step, run = int(fork.name), fork.parent.parent
     read, is_of_run = _shuffled_anew(step), fork.parent.name == workdir.checkpoints.name
     results = workdirs.read_results(run) if is_of_run else {}
-    if workdirs.has_same_text(before, config):
+    same_sequences = has_same_sequences(before.data, config.data)
+    if same_sequences and workdirs.has_same_text(before, config):
         earlier = workdirs.read_before(results, run)
         read = earlier.until(step, make_schedule(before).stages)
     return Origin(

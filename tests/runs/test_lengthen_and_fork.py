@@ -471,6 +471,18 @@ def test_a_fork_knows_its_text_by_the_content(tiny_config, copied, tmp_path):
     assert other == ReadBefore(counted_from=same.counted_from, shuffled_anew=same.counted_from)
 
 
+@pytest.mark.parametrize("changes", [{"packing": True}, {"short_fraction": 0.5}, {"pairs": "sop"}])
+def test_a_fork_to_other_sequences_does_not_count_those_of_the_run(
+    tiny_config, copied, tmp_path, changes
+):
+    """An epoch has fewer of them, or more."""
+    config = changed(tiny_config, steps=6)
+    config.data = dataclasses.replace(config.data, **changes)
+    read = pretraining.start(config, tmp_path / "forked", fork=copied).origin.read_before
+    assert read == ReadBefore(counted_from=read.counted_from, shuffled_anew=read.counted_from)
+    assert read.counted_from
+
+
 def test_phases_that_are_done_need_not_fit_more_steps(tiny_config, copied):
     """A share of them would be behind a phase at a step, or the length warm-up in it."""
     saved = changed(tiny_config, steps=8)
