@@ -176,8 +176,9 @@ def _join_records(folder: Path, shards: dict[Path, dict[str, Any]]) -> None:
     first, *_ = shards
     sums = {name: x for name, x in shards[first]["checksums"].items() if "tokenizer/" in name}
     checksums.check(first, sums, store.REMEDY)
-    shutil.rmtree(folder / "tokenizer", ignore_errors=True)
-    shutil.copytree(first / "tokenizer", folder / "tokenizer")
+    if checksums.of_files(folder, (folder / "tokenizer").glob("*")) != sums:
+        with replacing(folder / "tokenizer", os.path.isdir) as path:
+            shutil.copytree(first / "tokenizer", path)
     splits: dict[str, dict[str, Any]] = {}
     for split in store.SPLITS:
         (folder / split).mkdir(exist_ok=True)

@@ -1,5 +1,6 @@
 """Stores of shards: the batches of the whole text, whatever their number, and what is refused."""
 
+import contextlib
 import dataclasses
 import functools
 import gzip
@@ -278,6 +279,27 @@ def test_shards_are_joined_when_they_are_first_read(data, whole, tmp_path):
     config = TrainConfig(data=DataConfig(source=str(folder)))
     corpus = mixture.read(config, mixture.find(str(folder)), None, tmp_path / "run")
     assert corpus.fingerprint == whole.fingerprint
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_kill_while_shards_are_joined_leaves_no_part_of_a_tokenizer(
+    data, whole, tmp_path, monkeypatch, is_there
+):
+    def interrupted_copy(source, target):
+        Path(target).mkdir()
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "store"
+    prepare_shards(data, whole.tokenizer, folder, 2, range(2))
+    if is_there:
+        whole.tokenizer.save(folder / "tokenizer")
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(shutil, "copytree", interrupted_copy)
+        shards.finish(folder)
+    assert (folder / "tokenizer").exists() == is_there
+    assert (folder / "store.json").exists() == is_there  # as nothing was to be copied
+    shards.finish(folder)
+    assert shards.load_tokenizer(folder).fingerprint == whole.tokenizer.fingerprint
 
 
 def test_a_finished_store_is_left_as_it_is(data, whole, tmp_path):
