@@ -177,6 +177,9 @@ def _prepare_shard(args: argparse.Namespace, data: DataConfig, folder: Path, sha
         prepare.write(data, tokenizer, args.vocab_size, new, shard, restarts=args.force)
         if args.force:
             (folder / "store.json").unlink(missing_ok=True)  # of the shards as they were
+            if shards.has_other_tokenizer(folder, tokenizer):
+                with replacement.replacing(folder / "tokenizer", os.path.isdir) as path:
+                    tokenizer.save(path)
     # Shards that are replaced one after the other are of two texts until the last one is.
     is_alone = paths.is_remote(args.store) or args.force
     if is_alone or shards.missing(folder, shard[1]):
@@ -226,7 +229,13 @@ def _tokenizer_of_shards(args: argparse.Namespace, folder: Path) -> Any:
     from bert_jax.text import shards
 
     if args.tokenizer not in _KINDS:
-        return _load_tokenizer(args)
+        tokenizer = _load_tokenizer(args)
+        refuse(
+            not args.force and shards.has_other_tokenizer(folder, tokenizer),
+            f"{folder} has another tokenizer than --tokenizer={args.tokenizer}",
+            fix=f"leave --tokenizer out, or remove {folder}/tokenizer",
+        )
+        return tokenizer
     flags = "--tokenizer", "--vocab-size", "--model-type", "--cased", "--strip-accents"
     what = "shards, whose tokenizer `bert-jax prepare --sample` trains"
     _refuse_flags(args, flags, what, fix="give it there, and leave it out here")

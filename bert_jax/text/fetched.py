@@ -61,17 +61,26 @@ def folder(source: str) -> Path:
         if not manifest:
             records = {name: size for name, size in files.items() if name.endswith("/store.json")}
             _copy(source, folder, records)
-            try:
+            with _naming(source, folder):
                 shards.complete(folder)  # before the long copy
-            except UserError as error:
-                raise UserError(str(error).replace(str(folder), source)) from error
         _copy(source, folder, files)
         if manifest:
             remote.fetch(f"{source.rstrip('/')}/store.json", folder / "manifest.json")
             os.replace(folder / "manifest.json", folder / "store.json")
         else:
+            with _naming(source, folder):
+                shards.check_tokenizer(folder)
             shards.join(folder)
     return folder
+
+
+@contextlib.contextmanager
+def _naming(source: str, folder: Path) -> Iterator[None]:
+    """Name the source in an error about the folder of its copy."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(str(error).replace(str(folder), source)) from error
 
 
 @contextlib.contextmanager

@@ -118,6 +118,12 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer_loading.load(folder / "tokenizer")
 
 
+def has_other_tokenizer(folder: Path, tokenizer: Tokenizer) -> bool:
+    """Return whether a store has a tokenizer, and another one than this."""
+    path = folder / "tokenizer"
+    return path.is_dir() and tokenizer_loading.load(path).fingerprint != tokenizer.fingerprint
+
+
 def finish(folder: Path) -> None:
     """Make one store of all shards in a folder, unless it is one already."""
     if os.path.exists(folder / "store.json"):
@@ -164,6 +170,16 @@ def complete(folder: Path) -> list[Path]:
     return [path for path, (number, count) in found.items() if number < count]
 
 
+def check_tokenizer(folder: Path) -> None:
+    """Refuse complete shards that were prepared with another tokenizer than their store has."""
+    first, *_ = complete(folder)
+    if has_other_tokenizer(folder, tokenizer_loading.load(first / "tokenizer")):
+        raise UserError(
+            f"the shards of {folder} were prepared with another tokenizer than {folder}/tokenizer; "
+            "prepare them again, or remove that folder to keep them"
+        )
+
+
 def join(folder: Path) -> None:
     """Make one store of all shards in a folder, which this process has locked."""
     shards = {path: store.read_record(path / "store.json") for path in complete(folder)}
@@ -176,6 +192,7 @@ def _join_records(folder: Path, shards: dict[Path, dict[str, Any]]) -> None:
     first, *_ = shards
     sums = {name: x for name, x in shards[first]["checksums"].items() if "tokenizer/" in name}
     checksums.check(first, sums, store.REMEDY)
+    check_tokenizer(folder)
     if checksums.of_files(folder, (folder / "tokenizer").glob("*")) != sums:
         with replacing(folder / "tokenizer", os.path.isdir) as path:
             shutil.copytree(first / "tokenizer", path)

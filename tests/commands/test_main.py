@@ -268,8 +268,11 @@ def test_prepare_in_shards(tmp_path, monkeypatch, bert_jax_main):
     refuse("other.txt does not exist", "prepare", "other.txt", "store", "--shard=0/3", "--force")
     bert_jax_main(*words, "--tokenizer=store/tokenizer")  # the same text
     bert_jax_main(*train, "--cased", "--force")  # a tokenizer for shards that are to come
-    shards.finish(tmp_path / "store")
-    assert open_store(tmp_path / "store").tokenizer.encode(["A"])[0][0] != 1
+    with refused("with another tokenizer than", "prepare them again, or remove that folder"):
+        shards.finish(tmp_path / "store")
+    refuse("another tokenizer; choose another folder, or replace it", *words, "--shard=0/3")
+    other = ("--shard=0/3", "--tokenizer=store/shards/00000-of-00003/tokenizer")
+    refuse("store has another tokenizer than --tokenizer=store/shards", *words, *other)
     text = tmp_path / "text.txt"
     before = text.read_text()
     text.write_text(f"{before}\n\nAnother document.\n")
@@ -283,6 +286,12 @@ def test_prepare_in_shards(tmp_path, monkeypatch, bert_jax_main):
         bert_jax_main(*words, f"--shard={number}/3", "--force")
     shards.finish(tmp_path / "store")
     assert open_store(tmp_path / "store").fingerprint != changed.fingerprint
+    bert_jax_main("prepare", "text.txt", "other", "--tokenizer=byte_bpe", "--vocab-size=300")
+    for number in range(3):  # with a tokenizer that replaces that of the store
+        shard = (f"--shard={number}/3", "--tokenizer=other", "--force")
+        bert_jax_main(*words, *shard)
+    shards.finish(tmp_path / "store")
+    assert open_store(tmp_path / "store").tokenizer.kind == "byte_bpe"
     for flag in ("--model-type=bpe", "--strip-accents", "--vocab-size=50"):
         key_words = f"{flag.partition('=')[0]} has no effect on a tokenizer that is trained already"
         refuse(key_words, *words, "--tokenizer=store/tokenizer", flag)

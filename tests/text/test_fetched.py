@@ -18,7 +18,7 @@ from texts import (
 from bert_jax.config import DataConfig, TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.storage import remote
-from bert_jax.text import fetched, mixture
+from bert_jax.text import fetched, mixture, tokenizer_training
 from bert_jax.text.prepare import prepare
 from bert_jax.text.store import open_store
 
@@ -131,6 +131,17 @@ def test_a_long_name_and_a_tokenizer_that_only_shards_have(here, there, tmp_path
     assert vocab_size(url) == expected.tokenizer.vocab_size
     assert not list((tmp_path / "cache").rglob("tokens.bin"))
     assert_same_stores(read(url, tmp_path / "run"), expected)
+
+
+def test_shards_of_another_tokenizer_than_their_store_has(here, there, tmp_path):
+    tokenizer = open_store(here / "one").tokenizer
+    other = tokenizer_training.train(["another text"] * 9, TOKENIZER, 40)
+    other.save(tmp_path / "other")
+    there.put(str(tmp_path / "other"), "/bucket/three/tokenizer", recursive=True)
+    url, words = "memory://bucket/three", "were prepared with another tokenizer than"
+    refused(url, f"^the shards of {url} {words} {url}/tokenizer; prepare", tmp_path / "run")
+    there.rm("/bucket/three/tokenizer", recursive=True)
+    assert read(url, tmp_path / "run").tokenizer.fingerprint == tokenizer.fingerprint
 
 
 def test_text_needs_no_permission_to_list(there, monkeypatch):
