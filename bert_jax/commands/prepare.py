@@ -100,6 +100,11 @@ def run(args: argparse.Namespace, options: list[str]) -> None:
     validate(TrainConfig(data=data, tokenizer=config, model=model))
     with shards.mirrored(args.store, shard) as folder:
         if args.sample is not None:
+            refuse(
+                paths.is_remote(args.store) and (folder / "tokenizer").exists(),
+                f"{args.store}/tokenizer already exists",
+                fix="choose another STORE, or remove that folder",
+            )
             size, force = args.vocab_size, args.force
             sample = shards.train_tokenizer(data, config, size, folder, args.sample, force=force)
             end = f"tokenizer: {args.store}/tokenizer, trained on {sample}"

@@ -110,6 +110,8 @@ def test_a_remote_store_has_the_shards_of_one_on_a_disk(
     monkeypatch.setattr(shards.remote, "send", recorded)
     printed = run_prepare(source, store, "--sample=1", "--vocab-size=60")
     assert f"tokenizer: {store}/tokenizer" in printed
+    with pytest.raises(UserError, match=r"^memory.*tokenizer already exists; .* remove that"):
+        run_prepare(source, store, "--sample=1")
     for number in (1, 0):
         printed = run_prepare(source, store, f"--shard={number}/2")
         assert f"train on it with: bert-jax pretrain --config.data.source={store}" in printed
