@@ -133,7 +133,8 @@ def start(
     parts = _find_parts(config.data.source)
     origin = origins.find(config, found, parts, init=init, fork=fork, fields=fields)
     config = origin.config
-    mixture.check_settings(parts, fields or ())
+    if not found.config:  # a run that resumes keeps the settings that it began with
+        mixture.check_settings(parts, fields or ())
     config = fit(config) if fit else config
     if config.steps in found.steps:
         report.finished(

@@ -115,12 +115,18 @@ def resolve_vocab_size(config: TrainConfig, parts: Parts, init_tokenizer: Tokeni
 
 
 def check_settings(parts: Parts, fields: Collection[str]) -> None:
-    """Refuse settings, by their dotted names, that have no effect where all texts are stores."""
+    """Refuse settings, by their dotted names, that have no effect where texts are stores."""
     unused = sorted(_OF_PREPARING.intersection(fields))
-    if unused and parts.is_prepared:
+    if not parts.stores:
+        return
+    why, what = "whose text is prepared", "the text"
+    if not parts.is_prepared:
+        unused = [name for name in unused if name.startswith("tokenizer.")]
+        why, what = f"whose texts have the tokenizer of {parts.stores[0]}", "the stores"
+    if unused:
         raise UserError(
-            f"{unused[0]} has no effect on {parts.source}, whose text is prepared; leave it out, "
-            "or prepare the text anew with it: bert-jax prepare"
+            f"{unused[0]} has no effect on {parts.source}, {why}; leave it out, or prepare {what} "
+            "anew with it: bert-jax prepare"
         )
 
 

@@ -93,7 +93,10 @@ def test_other_refusals(folder):
     with pytest.raises(UserError, match=f"tokenizer.kind has no effect on {first}, whose text is"):
         mixture.check_settings(mixture.find(first), ["data.batch_size", "tokenizer.kind"])
     with_text = mixture.find(f"{first}@1,b.txt@1")  # of which one is no store
-    mixture.check_settings(with_text, ["tokenizer.kind"])
+    with pytest.raises(UserError, match=f"tokenizer.kind has .*, whose texts .* of {first}; leave"):
+        mixture.check_settings(with_text, ["data.sentences", "tokenizer.kind"])
+    mixture.check_settings(with_text, ["data.sentences", "tokenizer.path"])  # of its plain text
+    mixture.check_settings(mixture.find("a.txt@1,b.txt@1"), ["tokenizer.kind"])
     mixture.check_settings(mixture.find(first), ["data.batch_size", "tokenizer.path"])
 
 
