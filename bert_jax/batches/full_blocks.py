@@ -31,6 +31,14 @@ class FullBlocks:
         """Whether no sequence has padding: of a text of at least one block."""
         return len(self.store.tokens) >= self.length - 2
 
+    @property
+    def padding(self) -> float:
+        """The share of padding in each sequence: of a text shorter than a block, which all have."""
+        if self.is_full:
+            return 0.0
+        mask = self.assemble(np.zeros(1, np.int64))["attention_mask"]
+        return 1.0 - float(mask.mean())
+
     def batch(
         self, number: int, size: int, indices: np.ndarray | None = None, skipped: int = 0
     ) -> Batch:

@@ -171,6 +171,17 @@ class TrainBatches:
                 result[pairs[0].length] = packing.PairStatistics._make(means.tolist())
         return result
 
+    def block_padding(self) -> dict[int, float]:
+        """Return the share of padding in full blocks, by the lengths that have any."""
+        result = {}
+        for of in self._shuffles:
+            sequences = self._sequences[of]
+            blocks = [kind for kind in sequences.parts if isinstance(kind, FullBlocks)]
+            if blocks and not sequences.is_full:
+                shares = [kind.padding for kind in blocks]
+                result[blocks[0].length] = float(np.average(shares, weights=sequences.weights))
+        return result
+
 
 def _mixed_sequences(
     corpus: Corpus, data: DataConfig, seeds: tuple[int, int], number: int, length: int

@@ -79,7 +79,7 @@ def pretraining_start(run: PretrainingRun, state: TrainState, batches: TrainBatc
         f"text       {train[0]:,} tokens in {train[1]:,} documents; held out {held_out[0]:,} in "
         f"{held_out[1]:,}; {corpus.unknown:.2%} of the characters unknown\n"
         f"{''.join(sources)}"
-        f"padding    {_padding(config, pairs)}\n"
+        f"padding    {_padding(config, pairs, batches.block_padding())}\n"
         f"batch      {header.batch(stages, config.optimizer.microbatches)}\n"
         f"steps      {config.steps:,}, which is {console.epochs(batches.epochs())}{resumes}\n"
         f"rate       {header.rate(run.schedule.rate, config.optimizer)}"
@@ -141,11 +141,15 @@ def new_schedule(before: Schedule, now: Schedule, step: int) -> None:
         warn_on_main(f"the learning rate falls {change}, as {why}")
 
 
-def _padding(config: TrainConfig, pairs: Mapping[int, PairStatistics]) -> str:
+def _padding(
+    config: TrainConfig, pairs: Mapping[int, PairStatistics], blocks: Mapping[int, float]
+) -> str:
     form = "{0:.1%} at length {length}, {1:.1%} with data.packing"
     if config.data.packing:
         form = "{1:.1%} at length {length}, {0:.1%} without packing"
-    shares = (form.format(*pair, length=length) for length, pair in pairs.items())
+    shares = [form.format(*pair, length=length) for length, pair in pairs.items()]
+    why = "for which a text is too short"
+    shares += [f"{share:.1%} at length {length}, {why}" for length, share in blocks.items()]
     return "; ".join(shares) or "none, as every sequence is full"
 
 

@@ -68,8 +68,11 @@ def test_blocks_have_a_mask_only_where_the_text_is_shorter_than_one(documents, p
     run.data.pairs, run.data.max_length = "none", 600
     store = make_store(documents)
     assert (len(store.tokens) < 598) == padded
-    batch = train_batches(Corpus(FakeTokenizer(), store, store), run)[0]
+    batches = train_batches(Corpus(FakeTokenizer(), store, store), run)
+    batch = batches[0]
     assert ("attention_mask" in batch) == padded
+    padding = {600: 1 - batch["attention_mask"].mean()} if padded else {}
+    assert batches.block_padding() == pytest.approx(padding)
     assert (batch["input_ids"] == FakeTokenizer.pad_id).any() == padded
 
 

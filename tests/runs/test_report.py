@@ -134,6 +134,24 @@ def test_held_out_pairs_of_one_document_are_noticed():
     assert "NSP has no true scores: the held-out text is one document" in found
 
 
+def test_the_padding_of_texts_that_are_shorter_than_a_block():
+    """And of a mixture, of which one text is."""
+    config = TrainConfig(steps=8)
+    config.data.pairs, config.data.max_length = "none", 102
+    stores = [store_of(np.array([size]), np.full(size, 5)) for size in (9, 90)]
+    short, long = (Corpus(FakeTokenizer(), each, each, weight=0.5) for each in stores)
+    mixed = dataclasses.replace(short, mixed=(short, long))
+    share = "at length 102, for which a text is too short"
+    for corpus, expected in (
+        (dataclasses.replace(short, weight=1.0), f"53.9% {share}"),  # 45 tokens and 2 of 102
+        (dataclasses.replace(long, weight=1.0), "none, as every sequence is full"),
+        (mixed, f"27.0% {share}"),
+    ):
+        batches = train_batches(corpus, config)
+        blocks = batches.block_padding()
+        assert report._padding(config, batches.statistics(), blocks) == expected
+
+
 def test_a_score_that_is_no_better_than_its_baseline_is_marked(capsys, tmp_path):
     corpus = corpus_of([SENTENCES["English"]] * 3, "wordpiece")
     baselines = {"mlm_loss": 0.0, "mlm_accuracy": 0.2, "nsp_accuracy": 0.5}
