@@ -96,9 +96,10 @@ def _resolve(name: str) -> str:
 
 def _split_weight(part: str) -> tuple[str, float | None]:
     name, _, weight = part.rpartition("@")
+    path = os.path.expanduser(part)
     try:
         is_number = weight.isascii() and "_" not in weight  # float() takes more than users mean
-        is_weighted = name and is_number and not glob.glob(os.path.expanduser(part))
+        is_weighted = name and is_number and not (os.path.lexists(path) or glob.glob(path))
         return (name.strip(), float(weight)) if is_weighted else (part, None)
     except ValueError:
         return part, None

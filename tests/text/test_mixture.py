@@ -44,6 +44,7 @@ def store(source: str, name: str, tokenizer=TOKENIZER) -> str:
 
 def test_what_a_source_says(folder):
     stores = store("a.txt", "x"), store("b.txt", "y@0.5")
+    (folder / "d[1]@2").touch()
     for source, expected in {
         "wiki@0.7,books@0.3": {"wiki": 0.7, "books": 0.3},
         " wiki@3 , books@1 ,": {"wiki": 0.75, "books": 0.25},
@@ -51,12 +52,14 @@ def test_what_a_source_says(folder):
         "a.txt@2": {"a.txt": 1.0},
         "c@2@1,one?two@3.txt@3": {"c@2": 0.25, "one?two@3.txt": 0.75},
         "x@1,y@0.5@3": {"x": 0.25, "y@0.5": 0.75},
+        "d[1]@2@1,c@2@3": {"d[1]@2": 0.25, "c@2": 0.75},
+        "memory://b/mail@2": {"memory://b/mail": 1.0},
         "x,y@0.5": {"x": 0.0, "y@0.5": 0.0},  # what is there under its whole name
     }.items():
         assert parse(source) == pytest.approx(expected), source
         assert list(parse(source)) == list(expected)
-    as_ever = ("builtin", "a.txt,b.txt", "c@2", "a.txt,c@*", "tfds:imdb@train", *stores)
-    for source in (*as_ever, "none.txt", "wiki@half", "one?two@3.txt"):
+    as_ever = ("builtin", "a.txt,b.txt", "c@2", "a.txt,c@*", "d[1]@2,c@2", *stores)
+    for source in (*as_ever, "tfds:imdb@train", "none.txt", "wiki@half", "one?two@3.txt"):
         assert parse(source) == {}
 
 
