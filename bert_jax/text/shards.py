@@ -61,6 +61,7 @@ def train_tokenizer(
     number = min(total, max(1, round(1e9 * gigabytes * total / max(1, size))))
     chunks = sources[0].sample(number)
     sentences = prepare.training_sentences(sources, data.eval_fraction, chunks)
+    vocab_size = vocab_size or prepare.DEFAULT_VOCAB_SIZE
     with replacing(folder / "tokenizer", os.path.isdir if force else None) as path:
         prepare.train_tokenizer(sentences, config, vocab_size).save(path)
         (folder / "store.json").unlink(missing_ok=True)  # of shards of the one that is replaced

@@ -248,6 +248,9 @@ def test_prepare_in_shards(tmp_path, monkeypatch, bert_jax_main):
     train = (*words, "--sample=0.5", "--tokenizer=wordpiece", "--vocab-size=40")
     assert "trained on 1 of 1 chunks" in bert_jax_main(*train)
     refuse("store/tokenizer already exists", *train)
+    default = ("--sample=1", "--tokenizer=wordpiece", "--vocab-size=0")  # as for a whole store
+    assert "other/tokenizer, trained on" in bert_jax_main("prepare", "text.txt", "other", *default)
+    shutil.rmtree("other")
     for text in ("3/3", "-1/3", "1", "1/0", "a/b", "1/3/4"):
         refuse(f"--shard={text} is no shard; give its number, from 0", *words, f"--shard={text}")
     for options in (("--sample=inf",), ("--sample=nan",), ("--sample=1", "--shard=0/3")):
