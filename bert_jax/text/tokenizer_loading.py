@@ -16,7 +16,6 @@ from bert_jax.errors import UserError, refuse
 from bert_jax.text.sentencepiece_tokenizer import SentencePieceTokenizer
 from bert_jax.text.tokenizer import (
     ByteLevelTokenizer,
-    FastTokenizer,
     Tokenizer,
     WordPieceTokenizer,
 )
@@ -128,16 +127,17 @@ def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True
                 fix="shorten long texts yourself, and set it to right",
             )
             tokenizer = (cls if is_json else cls.from_model)(vocabulary)
-            _check_special(tokenizer, settings)
+        _check_special(tokenizer, settings)
         tokenizer.encode(["a river \U0010ffff"])
         tokenizer.encode_with_offsets("a river")
         tokenizer.decode(tokenizer.encode_with_masks("a [MASK] river"))
         return tokenizer
 
 
-def _check_special(tokenizer: FastTokenizer, settings: Mapping[str, Any]) -> None:
+def _check_special(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> None:
     """Refuse settings by which other tokens are special, or none of a text is."""
-    for name, token in zip(("pad", "unk", "cls", "sep", "mask"), tokenizer.special, strict=True):
+    for name in ("pad", "unk", "cls", "sep", "mask"):
+        token = tokenizer.id_to_token(getattr(tokenizer, f"{name}_id"))
         value = _content(settings.get(f"{name}_token"))
         refuse(
             value not in (None, token),
@@ -165,7 +165,12 @@ def _read_vocabulary(
             f"the ids of its model are not those of {_OTHER_IDS}",
             fix="put the model's tokenizer.json beside it, and give their folder",
         )
-        if tokenizer is None or _has_ids_of(tokenizer, from_model):
+        refuse(
+            tokenizer is None and ".txt" in names,
+            f"it has two vocabularies, {names['.model']} and {names.get('.txt')}",
+            fix="remove the one that is not the model's",
+        )
+        if tokenizer is None or _has_tokens_of(tokenizer, from_model):
             return from_model
     if tokenizer is not None:
         _check_json(tokenizer.model, text, has_model=".model" in names)
@@ -200,17 +205,19 @@ def _check_json(model: Any, text: str, *, has_model: bool) -> None:
     refuse(
         kind not in _CLASSES or (kind == "BPE" and '"ByteLevel"' not in text),
         f"a {kind} tokenizer.json is not read, only its .model is"
-        + (", and the one beside it has other ids" if has_model else ""),
+        + (", and the one beside it has other tokens or ids" if has_model else ""),
         fix="put its own .model beside it, and give their folder",
     )
 
 
-def _has_ids_of(tokenizer: tokenizers.Tokenizer, model: SentencePieceTokenizer) -> bool:
-    """Return whether the tokens of a SentencePiece model have its ids in a `tokenizer.json`."""
+def _has_tokens_of(tokenizer: tokenizers.Tokenizer, model: SentencePieceTokenizer) -> bool:
+    """Return whether a SentencePiece model has the tokens of a `tokenizer.json` and their ids."""
     ids = tokenizer.get_vocab()
-    # Special tokens may be in one of them alone.
+    # Its own special tokens may be in the model alone.
     others = (index for index in range(model.vocab_size) if index not in model.special_ids)
-    return all(ids.get(model.id_to_token(index)) == index for index in others)
+    return all(ids.get(model.id_to_token(index)) == index for index in others) and all(
+        model.id_to_token(index) == name for name, index in ids.items()
+    )
 
 
 def is_generic(settings: Mapping[str, Any]) -> bool:

@@ -617,7 +617,7 @@ def test_a_tokenizer_json_with_other_ids_than_its_model(unigram):
     ):
         tokenizer_loading.from_files({"tokenizer.json": bpe}, "here")
     bpe = tokenizers.Tokenizer(tokenizers.models.BPE({"▁the": 0}, [])).to_str().encode()
-    with pytest.raises(UserError, match="and the one beside it has other ids; put its own"):
+    with pytest.raises(UserError, match="and the one beside it has other tokens or ids; put its"):
         tokenizer_loading.from_files({"tokenizer.json": bpe, "a.model": model}, "here")
     with pytest.raises(UserError, match=r"tokenizer\.add knows no Unigram"):
         tokenizer_extension.extended(tokenizer, ["a b"], 1)

@@ -1,8 +1,10 @@
 """Settings and files beside a `tokenizer.json`, read as `transformers` reads them."""
 
+import io
 import json
 
 import pytest
+import sentencepiece
 import tokenizers
 from helpers import refused
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
@@ -10,6 +12,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processo
 from bert_jax.config import ModelConfig, TokenizerConfig
 from bert_jax.convert.tokenizer_files import files
 from bert_jax.text import tokenizer_loading, tokenizer_training
+from bert_jax.text.sentencepiece_tokenizer import SentencePieceTokenizer
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [*SPECIAL, "<e1>", "a", "b", "A", "e", "é", "<", ">", "e1", "[", "]", "new"]
@@ -157,6 +160,67 @@ def test_a_sentencepiece_comes_back_from_transformers():
         assert list(found.encode([text])[0]) == own.encode([text])[0].tolist()
     for text in ("the [MASK] bank", "the [MASK]. [MASK]"):
         assert found.encode_with_masks(text) == own.encode_with_masks(text)
+
+
+def from_elsewhere(model_type="unigram", **options) -> SentencePieceTokenizer:
+    """A SentencePiece model that is not of bert-jax, without [CLS], [SEP] and [MASK]."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the river bank is here", "the model reads a file"] * 30),
+        model_writer=model,
+        model_type=model_type,
+        vocab_size=40,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **options,
+    )
+    return SentencePieceTokenizer(model.getvalue())
+
+
+def with_added(own: SentencePieceTokenizer, added, removed=()) -> dict[str, bytes]:
+    """The files of an export, to which a library has added tokens, in place of some others."""
+    content = files(own, ModelConfig(hidden_size=8, num_attention_heads=2))
+    values = json.loads(content["tokenizer.json"])
+    values["added_tokens"] = [t for t in values["added_tokens"] if t["content"] not in removed]
+    values["post_processor"] = None
+    inner = tokenizers.Tokenizer.from_str(json.dumps(values))
+    inner.add_special_tokens([*added])
+    return {
+        "spiece.model": own.files()["sentencepiece.model"],
+        "tokenizer.json": inner.to_str().encode(),
+    }
+
+
+def test_tokens_that_only_the_tokenizer_json_has_are_read():
+    """Before, those of the .model were, of which [CLS] was another token."""
+    own, special = from_elsewhere(), ["[CLS]", "[SEP]", "[PAD]", "[MASK]"]
+    content = with_added(own, [*special, "<new>"], removed=("<pad>", "[MASK]"))
+    found = tokenizer_loading.from_files(content, "here")
+    size = own.vocab_size - 2  # without <pad> and [MASK], which the .model lacks
+    ids = [found.cls_id, found.sep_id, found.pad_id, found.mask_id]
+    assert ids == [size, size + 1, size + 2, size + 3]
+    assert tokens(found, "the <new>").endswith("<new>")
+    assert tokenizer_loading.from_files(with_added(own, ()), "here").kind == "sentencepiece"
+    added = tokenizer_loading.from_files(with_added(own, ["<new>"]), "here")
+    assert added.special_ids == own.special_ids
+    assert tokens(added, "the <new>").endswith("<new>")
+    with refused("a BPE tokenizer.json is not read", "the one beside it has other tokens or ids"):
+        tokenizer_loading.from_files(with_added(from_elsewhere("bpe"), ["<new>"]), "here")
+
+
+def test_special_tokens_of_a_model_are_those_of_the_settings():
+    own = from_elsewhere(control_symbols=["[CLS]", "[SEP]", "[MASK]", "<pad>"])
+    content = own.files() | {"tokenizer_config.json": b'{"cls_token": "[CLS]"}'}
+    assert tokenizer_loading.from_files(content, "here").cls_id == own.cls_id
+    content["tokenizer_config.json"] = b'{"cls_token": "<s>"}'
+    with refused("has the cls_token '<s>'; only [CLS] is read"):
+        tokenizer_loading.from_files(content, "here")
+
+
+def test_two_vocabularies_are_refused():
+    content = from_elsewhere().files() | {"vocab.txt": "\n".join(WORDS).encode()}
+    with refused("two vocabularies, sentencepiece.model and vocab.txt; remove the one that is not"):
+        tokenizer_loading.from_files(content, "here")
 
 
 def test_merges_alone_are_no_vocabulary():
