@@ -97,6 +97,7 @@ def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True
             fix="shorten long texts yourself, and remove it",
         )
         added = _added_tokens(settings, json.loads(files.get(_ADDED_TOKENS, b"{}")))
+        listed = json.loads(files.get(_SPECIAL_TOKENS, b"{}"))
         is_json = "tokenizer.json" in files
         vocabulary = _read_vocabulary(files, settings, lowercase=lowercase)
         if isinstance(vocabulary, SentencePieceTokenizer):  # which reads no others from a text
@@ -113,7 +114,6 @@ def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True
                         "which reads no other; remove it"
                     )
         else:
-            listed = json.loads(files.get(_SPECIAL_TOKENS, b"{}"))
             added = _additional(vocabulary, settings, listed, has_own=is_json) | added
             if is_json and _DECODER not in settings:  # older files: those of the tokenizer.json win
                 own = vocabulary.get_added_tokens_decoder()
@@ -127,21 +127,28 @@ def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True
                 fix="shorten long texts yourself, and set it to right",
             )
             tokenizer = (cls if is_json else cls.from_model)(vocabulary)
-        _check_special(tokenizer, settings)
+        _check_special(tokenizer, settings, {} if _DECODER in settings else listed)
         tokenizer.encode(["a river \U0010ffff"])
         tokenizer.encode_with_offsets("a river")
         tokenizer.decode(tokenizer.encode_with_masks("a [MASK] river"))
         return tokenizer
 
 
-def _check_special(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> None:
-    """Refuse settings by which other tokens are special, or none of a text is."""
+def _check_special(
+    tokenizer: Tokenizer, settings: Mapping[str, Any], listed: Mapping[str, Any]
+) -> None:
+    """Refuse settings by which other tokens are special, or none of a text is.
+
+    `listed` are the special tokens of another file, which overrules the settings.
+    """
     for name in ("pad", "unk", "cls", "sep", "mask"):
         token = tokenizer.id_to_token(getattr(tokenizer, f"{name}_id"))
-        value = _content(settings.get(f"{name}_token"))
+        key = f"{name}_token"
+        value = _content({**settings, **listed}.get(key))
+        file = _SPECIAL_TOKENS if key in listed else _SETTINGS
         refuse(
             value not in (None, token),
-            f"{_SETTINGS} has the {name}_token {value!r}; only {token} is read",
+            f"{file} has the {key} {value!r}; only {token} is read",
             fix="correct it, or take a model that has this one",
         )
     refuse(

@@ -124,6 +124,16 @@ def test_settings_that_are_refused(settings, key_words):
         load(wordpiece(), tokenizer_config__json=settings)
 
 
+def test_special_tokens_of_their_own_file_overrule_the_settings():
+    """As in `transformers`, but where the settings list the added tokens."""
+    other, cls = {"cls_token": {"content": "<e1>"}}, {"cls_token": "[CLS]"}
+    with refused("special_tokens_map.json has the cls_token '<e1>'; only [CLS] is read"):
+        load(wordpiece(), special_tokens_map__json=other, tokenizer_config__json=cls)
+    assert load(wordpiece(), special_tokens_map__json=cls, tokenizer_config__json=other)
+    settings = {**cls, "added_tokens_decoder": {}}
+    assert load(wordpiece(), special_tokens_map__json=other, tokenizer_config__json=settings)
+
+
 def test_a_tokenizer_json_that_keeps_the_end_of_a_text_is_refused():
     cut = wordpiece()
     cut.enable_truncation(8, direction="left")
