@@ -133,9 +133,10 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
     converted = names.from_foreign(tensors, config, str(path), task, architecture)
     if task:
         data, longest = config_json.read_data(values, task, str(file)), _max_length(path)
-        # Another library may have lowered it. One of more than the positions is for windows here.
-        if data and longest and longest < min(data.max_length, config.max_position_embeddings):
-            data.max_length = longest
+        # Another library may have changed it. One of more than the positions is for windows here.
+        most = config.max_position_embeddings
+        if data and longest and min(longest, most) != min(data.max_length, most):
+            data.max_length = min(longest, most)
         converted = dataclasses.replace(converted, max_length=longest, data=data)
     tokenizer = tokenizer_loading.load(path)
     if is_cross_encoder(path):

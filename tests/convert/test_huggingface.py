@@ -674,6 +674,28 @@ def test_a_module_that_no_class_has_is_refused_by_name(path):
         names.exchange_of("bert").name_of(path)
 
 
+@pytest.mark.parametrize(
+    ("own", "limit", "expected"),
+    [
+        *((9, 9, 9), (9, 8, 8), (9, 12, 12), (9, 1 << 60, 9), (9, 999, None)),
+        *((999, 8, 8), (999, 999, 999), (None, 8, 8), (999, None, 999)),
+    ],
+)
+def test_the_length_of_an_export_is_what_another_library_has_made_it(
+    golden, tmp_path, own, limit, expected
+):
+    """None is for the number of positions; more of them are windows."""
+    most = golden.config.max_position_embeddings
+    data = DataFiles(text="a", label="y", max_length=own or most)
+    bert = dataclasses.replace(untrained(golden, "classification", ("no", "yes")), data=data)
+    bert.export(tmp_path / "exported")
+    file = tmp_path / "exported/tokenizer_config.json"
+    values = json.loads(file.read_text())
+    assert values["model_max_length"] == min(own or most, most)
+    file.write_text(json.dumps(values | {"model_max_length": limit or most}))
+    assert bert_jax.load(tmp_path / "exported").data.max_length == (expected or most)
+
+
 def test_an_export_keeps_the_columns_and_the_length_of_its_task(golden, tmp_path):
     """A pair stays a pair, and a text is truncated as by the checkpoint."""
     data = DataFiles(text="a,b", label="y", max_length=9)
