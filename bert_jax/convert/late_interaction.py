@@ -10,6 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import tokenizers
 
 from bert_jax.config import ModelConfig
 from bert_jax.convert import huggingface, module_folders, names, tokenizer_files
@@ -131,6 +132,24 @@ def _mark(prompts: Any, name: str, tokenizer: Tokenizer, file: Path) -> str:
     return tokenizer.id_to_token(marks[0])
 
 
+def _check_exported(token: str, path: Path) -> None:
+    """Refuse a token that marks texts, after which an exported tokenizer reads a text otherwise."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+    if tokenizer.encode(token, add_special_tokens=False).tokens != [token]:
+        # As `MultiVectorEncoder` does.
+        tokenizer.add_special_tokens([tokenizers.AddedToken(token, normalized=False, special=True)])
+    text = "a"
+    alone, marked = (
+        tokenizer.encode(each, add_special_tokens=False).ids for each in (text, f"{token}{text}")
+    )
+    refuse(
+        marked != [tokenizer.token_to_id(token), *alone],
+        f"sentence-transformers would read the start of a text after {token!r} as other tokens",
+        fix="train without task.query_token and task.passage_token, or export the encoder, with "
+        "--head=none",
+    )
+
+
 def _read_dense(folder: Path, inputs: int) -> np.ndarray:
     """Return the matrix of the dense layer, [out, in]."""
     values = read_json(file := folder / module_folders.CONFIG, module_folders.REMEDY)
@@ -169,6 +188,8 @@ def save(model: Exportable, path: Path, task: Task, max_length: int) -> Exported
     assert isinstance(own, LateInteractionConfig)
     encoder = {"bert": model.params["bert"]}
     exported = huggingface.save(model.config, encoder, model.tokenizer, path, head="none")
+    for token in filter(None, (own.query_token, own.passage_token)):
+        _check_exported(token, path)
     dense = {
         "in_features": model.config.hidden_size,
         "out_features": own.size,

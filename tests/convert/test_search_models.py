@@ -1,15 +1,18 @@
 """Late interaction and sparse vectors as sentence-transformers and PyLate have them, both ways."""
 
 import dataclasses
+import io
 import json
 import warnings
 
 import numpy as np
 import pytest
-from helpers import refused, untrained
+import sentencepiece
+from helpers import random_bert, refused, untrained
 
 import bert_jax
 from bert_jax.text import tokenizer_loading
+from bert_jax.text.sentencepiece_tokenizer import SentencePieceTokenizer
 
 pytestmark = [
     pytest.mark.parity,
@@ -78,6 +81,29 @@ def test_late_interaction(tiny_bert, tmp_path, fields):
             assert getattr(again.task, name) == getattr(bert.task, name)
         assert again.data.max_length == 20
         check_late(again, theirs)
+
+
+def test_marks_that_would_change_the_text_after_them_are_not_exported(tiny_bert, tmp_path):
+    """Of a SentencePiece, `tokenizers` puts a space before the first token alone."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([*TEXTS, "the model reads a bank and the river"] * 30),
+        model_writer=model,
+        vocab_size=64,
+        hard_vocab_limit=False,
+        control_symbols=["[CLS]", "[SEP]", "[MASK]", "<pad>"],
+        minloglevel=2,
+    )
+    tokenizer = SentencePieceTokenizer(model.getvalue())
+    bert = untrained(random_bert(tiny_bert.config, tokenizer), "late_interaction")
+    task = dataclasses.replace(bert.task, query_length=16)
+    dataclasses.replace(bert, task=task).export(tmp_path / "unmarked")
+    theirs = library.MultiVectorEncoder(str(tmp_path / "unmarked"), device="cpu")
+    check_late(dataclasses.replace(bert, task=task), theirs)
+    marked = dataclasses.replace(bert, task=dataclasses.replace(task, query_token="<s>"))
+    with refused("read the start of a text after '<s>' as other tokens; train without task.query"):
+        marked.export(tmp_path / "marked")
+    assert not (tmp_path / "marked").exists()
 
 
 def test_pylate(tiny_bert, tmp_path):
