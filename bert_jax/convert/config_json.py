@@ -181,12 +181,13 @@ def check_tokenizer(
     path: Path, tokenizer: Tokenizer, config: ModelConfig, values: Mapping[str, Any] | None = None
 ) -> None:
     """Refuse a vocabulary that does not fit the model; warn of 128 embeddings without a token."""
-    size = (values or {}).get(_VOCAB_SIZE)
-    least, most = (size, size) if size else (0, config.vocab_size)
-    # A library that adds tokens to a model makes the embeddings as many, and keeps our field.
-    if not least <= tokenizer.vocab_size <= most and tokenizer.vocab_size != config.vocab_size:
+    size, most = (values or {}).get(_VOCAB_SIZE), config.vocab_size
+    # A library that adds or removes tokens changes the embeddings, and keeps our field.
+    least = min(size or 0, most)
+    if not least <= tokenizer.vocab_size <= most:
+        has = f", and the model has {least} or more" if tokenizer.vocab_size < least else ""
         raise UserError(
-            f"{path} has a vocabulary of {tokenizer.vocab_size} tokens for {most} embeddings; "
+            f"{path} has a vocabulary of {tokenizer.vocab_size} tokens for {most} embeddings{has}; "
             "fetch the one of the model"
         )
     if not size and (padding := most - tokenizer.vocab_size) >= 128:

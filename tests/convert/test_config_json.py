@@ -1,6 +1,9 @@
 """What `config.json` of other programs may say, and what a model then is."""
 
+import contextlib
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -29,6 +32,26 @@ def test_names_of_activations(field, name, expected):
     if kind == "modernbert":
         values["classifier_activation"] = name
     assert config_json.read_config(values, "config.json").hidden_act == expected
+
+
+@pytest.mark.parametrize(
+    ("tokens", "embeddings", "size", "says"),
+    [
+        (60, 64, 60, ""),  # as exported
+        (61, 64, 60, ""),  # with a token more, in an embedding that had none
+        (61, 128, 60, ""),  # with more embeddings, a multiple of 64
+        (50, 50, 60, ""),  # with fewer tokens
+        (60, 64, None, ""),
+        (59, 64, 60, "59 tokens for 64 embeddings, and the model has 60 or more; fetch"),
+        (65, 64, 60, "has a vocabulary of 65 tokens for 64 embeddings; fetch"),
+        (65, 64, None, "has a vocabulary of 65 tokens for 64 embeddings; fetch"),
+    ],
+)
+def test_a_vocabulary_fits_the_embeddings(tokens, embeddings, size, says):
+    tokenizer, config = SimpleNamespace(vocab_size=tokens), model_config(vocab_size=embeddings)
+    values = {"tokenizer_pieces": size} if size else {}
+    with refused(says) if says else contextlib.nullcontext():
+        config_json.check_tokenizer(Path("model"), tokenizer, config, values)
 
 
 def test_what_a_modernbert_has_where_its_config_says_nothing():
