@@ -11,7 +11,13 @@ from typing import Any
 
 from bert_jax import console
 from bert_jax.console import Level
-from bert_jax.convert import config_json, huggingface, module_folders, sentence_transformers
+from bert_jax.convert import (
+    config_json,
+    huggingface,
+    model_card,
+    module_folders,
+    sentence_transformers,
+)
 from bert_jax.convert.module_folders import MODULES
 from bert_jax.distributed import hosts
 from bert_jax.errors import UserError, refuse
@@ -159,8 +165,13 @@ def _keep_header(repository: str, card: Path) -> None:
     from huggingface_hub.errors import EntryNotFoundError
 
     with contextlib.suppress(EntryNotFoundError):
-        before = metadata_load(HfApi().hf_hub_download(repository, "README.md"))
-        metadata_save(card, {**(before or {}), **(metadata_load(card) or {})})
+        before = metadata_load(HfApi().hf_hub_download(repository, "README.md")) or {}
+        own = metadata_load(card) or {}
+        tags = before.pop("tags", None)
+        added = {name: value for name, value in before.items() if name not in model_card.FIELDS}
+        tags = tags if isinstance(tags, list) else []
+        tags = [tag for tag in tags if tag not in {*model_card.TAGS, *own["tags"]}]
+        metadata_save(card, {**added, **own, "tags": [*own["tags"], *tags]})
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from bert_jax.config import DataFiles, FinetuneConfig, TrainConfig, settings
+from bert_jax.config.fields import MODEL_TYPES
 from bert_jax.console import code_span, counted, epochs
 from bert_jax.convert.huggingface import Exportable, Exported
 from bert_jax.convert.sentence_transformers import LIBRARY
@@ -17,6 +18,10 @@ from bert_jax.text.records import is_dataset
 from bert_jax.training import checkpoint
 
 _FILES = ("source", "eval_source", "path", "train", "eval", "test")  # fields that name files
+# Of the header: fields that an export sets or leaves out, and all tags that one may have.
+FIELDS = ("library_name", "pipeline_tag", "base_model")
+_TAGS, _TAGS_OF_LIBRARY = ("bert-jax", "jax"), (LIBRARY, "feature-extraction")
+TAGS = (*_TAGS, *_TAGS_OF_LIBRARY, *MODEL_TYPES)
 _GUESSES = ("BertForPreTraining", "ForMaskedLM")  # ends of architectures that fill masks
 _MAX_LABELS = 20
 _REMEDY = "move it away"  # what to do with damaged results
@@ -31,9 +36,9 @@ def write(folder: Path, name: str, model: Exportable, exported: Exported, max_le
     origin = str(results.get("init") or (source if isinstance(source, str) else ""))
     task, guesses = exported.task, exported.architecture.endswith(_GUESSES)
     pipeline = "fill-mask" if guesses else "feature-extraction"
-    tags = ["bert-jax", "jax", config.model_type]
+    tags = [*_TAGS, config.model_type]
     if exported.library == LIBRARY:
-        tags += [LIBRARY, "feature-extraction"]
+        tags += _TAGS_OF_LIBRARY
     header = ModelCardData(
         library_name=exported.library,
         pipeline_tag=(task.pipeline_tag if task else pipeline) or None,

@@ -184,13 +184,17 @@ def test_an_export_is_uploaded_and_downloaded_again(hub, tmp_path, monkeypatch, 
     assert hub.models["me/new"][-1] == files
     with refused("already exists", "--force"):
         bert_jax_main("export", GOLDEN / "bert", "hf:me/new")
-    licensed = card.replace("library_name", "license: mit\nlibrary_name").encode()
+    before = "license: mit\nbase_model: other/bert\nlibrary_name"  # added, and of an earlier export
+    tags = "- jax\n- legal\n- sentence-transformers\n"
+    licensed = card.replace("library_name", before).replace("- jax\n", tags).encode()
     others = {"merges.txt": b"of an earlier one", "mine.txt": b"kept"}
     hub.models["me/new"][-1] |= {"README.md": licensed, **others}
     bert.export("hf:me/new", "none", force=True)
     header = hub.models["me/new"][-1]["README.md"].decode().split("---\n")[1]
     assert "license: mit\n" in header
     assert "pipeline_tag: feature-extraction\n" in header
+    assert "base_model" not in header
+    assert header.endswith("tags:\n- bert-jax\n- jax\n- bert\n- legal\n")
     assert {*hub.models["me/new"][-1]} == {*files, "README.md", "mine.txt"}
     assert bert_jax.load("hf:me/new").encode("a b").shape == (1, 12)
     hub.private.clear()
