@@ -20,7 +20,7 @@ from bert_jax.errors import UserError, refuse
 from bert_jax.models.exchange import check_switches
 from bert_jax.storage.json_files import read_json
 from bert_jax.tasks.base import Task
-from bert_jax.tasks.late_interaction import LateInteractionConfig, check_windows
+from bert_jax.tasks.late_interaction import LateInteractionConfig, check_skipped, check_windows
 from bert_jax.tasks.sequences import longest_sequence
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -44,7 +44,7 @@ def load(path: Path, folders: Mapping[str, Path]) -> tuple[ModelConfig, Converte
         longest = module_folders.max_length(folders["Transformer"], config)
         settings, length = _library_settings(path, folders, tokenizer, longest)
     else:
-        settings, length = _pylate_settings(path)
+        settings, length = _pylate_settings(path, tokenizer)
     task = LateInteractionConfig(size=len(kernel), **settings)
     if task.expansion == "unattended":
         longest = longest_sequence(config, task.query_length)
@@ -54,7 +54,7 @@ def load(path: Path, folders: Mapping[str, Path]) -> tuple[ModelConfig, Converte
     return config, Converted(params, unused, task, length), tokenizer
 
 
-def _pylate_settings(path: Path) -> tuple[dict[str, Any], int]:
+def _pylate_settings(path: Path, tokenizer: Tokenizer) -> tuple[dict[str, Any], int]:
     """Return the settings of the task that PyLate wrote, and the maximum length of a passage."""
     file = path / huggingface.SETTINGS
     values = read_json(file, module_folders.REMEDY) if file.exists() else {}
@@ -66,7 +66,7 @@ def _pylate_settings(path: Path) -> tuple[dict[str, Any], int]:
         "expansion": _expansion(is_attended=is_attended) if expands else "none",
         "query_token": _setting(values, "query_prefix", "[Q] ", file),
         "passage_token": _setting(values, "document_prefix", "[D] ", file),
-        "skipped_tokens": _tokens(values, file, list(string.punctuation)),
+        "skipped_tokens": _tokens(values, file, list(string.punctuation), tokenizer),
     }
     return settings, _setting(values, "document_length", 180, file)
 
@@ -108,7 +108,7 @@ def _library_settings(
         "expansion": _expansion(is_attended=is_attended) if filled else "none",
         "query_token": query,
         "passage_token": passage,
-        "skipped_tokens": _tokens(mask, mask_file, []),
+        "skipped_tokens": _tokens(mask, mask_file, [], tokenizer),
     }
     return settings, _setting(values, "document_length", longest, file)
 
@@ -172,13 +172,16 @@ def _setting(values: Mapping[str, Any], name: str, default: Any, file: Path) -> 
     return value
 
 
-def _tokens(values: Mapping[str, Any], file: Path, default: Sequence[str]) -> tuple[str, ...]:
+def _tokens(
+    values: Mapping[str, Any], file: Path, default: Sequence[str], tokenizer: Tokenizer
+) -> tuple[str, ...]:
     # One that the tokenizer lacks has no effect, as in sentence-transformers. PyLate then skips
     # every unknown token of a passage.
     tokens = values.get("skiplist_words")
     tokens = default if tokens is None else tokens
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise UserError(f"{file}: skiplist_words are no list of tokens; {module_folders.REMEDY}")
+    check_skipped(tokens, tokenizer, f"{file}: skiplist_words")
     return tuple(tokens)
 
 

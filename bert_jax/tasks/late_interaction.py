@@ -180,8 +180,8 @@ class LateInteraction(EncodingTask):
         most = longest_sequence(model, most)
         token = config.query_token if is_query else config.passage_token
         before = [tokenizer.cls_id, *_mark(token, tokenizer)]
+        check_skipped(config.skipped_tokens, tokenizer, "task.skipped_tokens")
         skipped = [] if is_query else _ids_of(config.skipped_tokens, tokenizer)
-        skipped = [each for each in skipped if each not in (tokenizer.cls_id, tokenizer.sep_id)]
         room = most - len(before) - 1
         fill = is_query and config.expansion != "none"
         if fill and config.expansion == "unattended":
@@ -229,6 +229,17 @@ def check_windows(model: ModelConfig, length: int, fix: str) -> None:
         length - 3 > nearest,  # of a query of one token, with [CLS] and [SEP]
         f"queries are filled up to {length} tokens, and a local layer sees {nearest} to each side",
         fix=fix,
+    )
+
+
+def check_skipped(tokens: Sequence[str], tokenizer: Tokenizer, where: str) -> None:
+    """Refuse to skip [CLS] or [SEP], without which a passage of skipped tokens has no vector."""
+    always = (tokenizer.id_to_token(tokenizer.cls_id), tokenizer.id_to_token(tokenizer.sep_id))
+    found = [token for token in tokens if token in always]
+    refuse(
+        found,
+        f"{where} has {' and '.join(found)}, which every passage is scored by",
+        fix="remove it",
     )
 
 

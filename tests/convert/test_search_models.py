@@ -170,6 +170,10 @@ def test_what_is_refused(tiny_bert, tmp_path):
         ({"document_length": 0}, "document_length is '0'"),
         ({"query_prefix": 3}, "query_prefix is '3'; it must be a token"),
         ({"skiplist_words": "ab"}, "skiplist_words are no list of tokens"),
+        (
+            {"skiplist_words": ["[CLS]", "."]},
+            "skiplist_words has [CLS], which every passage is scored by",
+        ),
         ({"do_query_expansion": "no"}, "do_query_expansion is 'no'; it must be true or false"),
         ({"prompts": {"query": "x"}, "similarity_fn_name": "xtr"}, "prompts, similarity_fn_name"),
     ):
@@ -188,6 +192,11 @@ def test_what_is_refused_of_a_layout_of_its_own(tiny_bert, tmp_path):
     for name, changed, words in (
         ("2_MultiVectorMask/config.json", {"keep_only_token_ids": [3]}, "keep_only_token_ids"),
         ("2_MultiVectorMask/config.json", {"skiplist_tasks": ["query"]}, "skiplist_tasks other"),
+        (
+            "2_MultiVectorMask/config.json",
+            {"skiplist_words": ["[SEP]"]},
+            "has [SEP], which every passage is scored by",
+        ),
         ("sentence_bert_config.json", {"query_expansion": {"strategy": "min"}}, "the query_expans"),
         ("sentence_bert_config.json", {"query_expansion": {"token": "the"}}, "the query_expansion"),
         ("sentence_bert_config.json", {"query_expansion": "yes"}, "the query_expansion yes"),

@@ -188,9 +188,7 @@ def test_an_index_is_of_what_its_vectors_depend_on(tiny_bert, tmp_path):
 
 
 def test_texts_of_skipped_tokens_alone_and_long_queries(tiny_bert):
-    config = dataclasses.replace(
-        CONFIGS["late_interaction"], query_length=24, skipped_tokens=("[CLS]", "[SEP]", "the")
-    )
+    config = dataclasses.replace(CONFIGS["late_interaction"], query_length=24)
     bert = dataclasses.replace(untrained(tiny_bert, "late_interaction"), task=config)
     bert = dataclasses.replace(bert, data=dataclasses.replace(bert.data, max_length=16))
     assert [len(each) for each in bert.encode(["the", "the the"])] == [2, 2]
@@ -252,6 +250,11 @@ def test_what_a_checkpoint_or_a_tokenizer_lacks(tiny_bert, wordpiece, tmp_path):
         bert_jax.finetune(config, untrained(tiny_bert, "embedding"), tmp_path / "run", quiet=True)
     task = make_task(dataclasses.replace(CONFIGS["late_interaction"], passage_token="[D]"))
     with refused("the tokenizer has no token '[D]'"):
+        task.text_features(["the fox"], wordpiece, model_config(), 16)
+    task = make_task(
+        dataclasses.replace(CONFIGS["late_interaction"], skipped_tokens=("[SEP]", "."))
+    )
+    with refused("task.skipped_tokens has [SEP], which every passage is scored by; remove it"):
         task.text_features(["the fox"], wordpiece, model_config(), 16)
     task = make_task(dataclasses.replace(CONFIGS["late_interaction"], passage_token="fox"))
     with refused("the token 'fox', which is to mark texts, is a word of texts", "as [unused0]"):
