@@ -34,17 +34,20 @@ _WANTED = {int: f"{_LEAST} tokens or more", bool: "true or false", str: "a token
 
 def load(path: Path, folders: Mapping[str, Path]) -> tuple[ModelConfig, Converted, Tokenizer]:
     """Return the model of a directory, from the folders of its modules."""
+    is_pylate = "MultiVectorMask" not in folders
+    own = () if is_pylate else ("query_length", "document_length", "query_expansion")
+    module_folders.check_encoder(folders["Transformer"], also=own)
     config, converted, tokenizer = huggingface.load(folders["Transformer"])
     tokenizer = tokenizer_files.with_settings(
         tokenizer, module_folders.settings_file(folders["Transformer"])
     )
     kernel = _read_dense(folders["Dense"], config.hidden_size)
     params = {"bert": converted.params["bert"], "dense": {"kernel": jnp.asarray(kernel.T)}}
-    if "MultiVectorMask" in folders:
+    if is_pylate:
+        settings, length = _pylate_settings(path, tokenizer)
+    else:
         longest = module_folders.max_length(folders["Transformer"], config)
         settings, length = _library_settings(path, folders, tokenizer, longest)
-    else:
-        settings, length = _pylate_settings(path, tokenizer)
     task = LateInteractionConfig(size=len(kernel), **settings)
     if task.expansion == "unattended":
         longest = longest_sequence(config, task.query_length)
@@ -83,8 +86,9 @@ def _library_settings(
     file = path / huggingface.SETTINGS
     values = read_json(file, module_folders.REMEDY)
     prompts = values.pop("prompts", None) or {}
-    module_folders.check_settings(values, file, "maxsim")
-    query, passage = (_mark(prompts, name, tokenizer, file) for name in ("query", "document"))
+    query, passage = (_mark(prompts, name, tokenizer, file) for name in module_folders.PROMPTS)
+    others = {name: prompts[name] for name in prompts if name not in module_folders.PROMPTS}
+    module_folders.check_settings({**values, "prompts": others}, file, "maxsim")
     mask_file = folders["MultiVectorMask"] / module_folders.CONFIG
     mask = read_json(mask_file, module_folders.REMEDY)
     refuse(
@@ -125,7 +129,7 @@ def _mark(prompts: Any, name: str, tokenizer: Tokenizer, file: Path) -> str:
     text = "a"
     marks, alone, together = tokenizer.encode([str(prompt), text, f"{prompt}{text}"])
     refuse(
-        len(marks) != 1 or [*marks, *alone] != [*together],
+        len(marks) != 1 or [*marks, *alone] != [*together] or not isinstance(prompts, Mapping),
         f"{file} has the prompt {str(prompt)[:60]!r} for a {name}, which is no token of its own",
         fix="take a model whose prompts are tokens, such as [unused0], or without",
     )

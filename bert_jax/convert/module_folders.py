@@ -2,14 +2,15 @@
 
 import json
 import math
-from collections.abc import Mapping
+import warnings
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bert_jax.config import ModelConfig
 from bert_jax.convert import huggingface
 from bert_jax.convert.huggingface import Exported
-from bert_jax.errors import UserError, refuse
+from bert_jax.errors import UserError, refuse, without_controls
 from bert_jax.storage import paths
 from bert_jax.storage.json_files import read_json
 
@@ -22,6 +23,9 @@ _LAYOUTS = (
     "Transformer SpladePooling",
 )
 _PACKAGES = ("sentence_transformers.", "pylate.")
+# Settings of an encoder that are read, or of its computation.
+_OF_ANY_VALUE = ("max_seq_length", "do_lower_case", "unpad_inputs", "model_args", "model_kwargs")
+PROMPTS = ("query", "document")  # that a model for search adds by itself
 _OTHER_NAMES = {"MLMTransformer": "Transformer"}
 
 
@@ -80,6 +84,35 @@ def max_length(encoder: Path, config: ModelConfig) -> int:
     return int(min(longest, config.max_position_embeddings))
 
 
+def read_config(file: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of a module, without what would change its result in another way.
+
+    `fields` have the value that they must have; ... is any. Of others, only what is off or empty.
+    """
+    values = read_json(file, REMEDY)
+    for name, value in values.items():
+        if fields[name] not in (..., value) if name in fields else value:
+            raise UserError(f"{file} has {name} {str(value)[:60]!r}, which is not supported")
+    return values
+
+
+def check_encoder(
+    encoder: Path,
+    task: str = "feature-extraction",
+    output: str = "last_hidden_state",
+    also: Sequence[str] = (),
+) -> None:
+    """Refuse settings of an encoder that would change its result; `also` are read elsewhere."""
+    fields = {
+        "transformer_task": task,
+        "module_output_name": "token_embeddings",
+        "modality_config": {"text": {"method": "forward", "method_output_name": output}},
+        **dict.fromkeys((*_OF_ANY_VALUE, *also), ...),
+    }
+    if (file := settings_file(encoder)).exists():
+        read_config(file, fields)
+
+
 def num_outputs(values: Mapping[str, Any], file: Path) -> int:
     """Return the size of the vectors of a dense layer, from its config."""
     size = values.get("out_features")
@@ -89,11 +122,11 @@ def num_outputs(values: Mapping[str, Any], file: Path) -> int:
 
 
 def check_settings(values: Mapping[str, Any], file: Path, similarity: str) -> None:
-    """Refuse settings of a model for search that would change its scores."""
+    """Refuse settings of a model for search that would change its scores; warn of other prompts."""
     prompts = values.get("prompts") or {}
-    prompts = prompts.values() if isinstance(prompts, Mapping) else [prompts]
+    prompts = prompts if isinstance(prompts, Mapping) else {PROMPTS[0]: prompts}
     found = [name for name in ("max_active_dims", "truncate_dim") if values.get(name)]
-    found += ["prompts"] * any(prompts)
+    found += ["prompts"] * any(prompts.get(name) for name in PROMPTS)
     name = values.get("similarity_fn_name") or similarity
     found += ["similarity_fn_name"] * (str(name).lower() != similarity)
     refuse(
@@ -101,6 +134,24 @@ def check_settings(values: Mapping[str, Any], file: Path, similarity: str) -> No
         f"{file} has {', '.join(found)}, which {'are' if len(found) > 1 else 'is'} not supported",
         fix="take a model without",
     )
+    warn_lost(lost_prompts(values, prompts), file)
+
+
+def lost_prompts(
+    values: Mapping[str, Any], prompts: Mapping[str, Any], kept: Collection[str] = ()
+) -> list[str]:
+    """Return what is not kept of the prompts by name in a model's settings; `kept` are texts."""
+    others = [name for name, prompt in prompts.items() if prompt and prompt not in kept]
+    lost = [f"the prompts {', '.join(map(without_controls, others))}"] * bool(others)
+    if prompts.get(default := str(values.get("default_prompt_name"))):
+        lost.append(f"{without_controls(default)} as the prompt of all texts that name none")
+    return lost
+
+
+def warn_lost(lost: Sequence[str], file: Path) -> None:
+    """Warn of settings in a file that are not kept."""
+    if lost:
+        warnings.warn(f"{file}: not kept: {'; '.join(lost)}", stacklevel=3)
 
 
 def write(path: Path, modules: Mapping[str, Mapping[str, Any]], *, prefix: str) -> dict[str, Path]:

@@ -1,7 +1,6 @@
 """Directories of `sentence-transformers`: an encoder, its pooling, and what follows, both ways."""
 
 import os
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from bert_jax.convert import (
 )
 from bert_jax.convert.huggingface import Exportable, Exported
 from bert_jax.convert.names import Converted
-from bert_jax.errors import UserError, without_controls
+from bert_jax.errors import UserError
 from bert_jax.storage import paths
 from bert_jax.storage.json_files import read_json
 from bert_jax.tasks.base import Task
@@ -36,18 +35,8 @@ _ACTIVATIONS = {
     "identity": "torch.nn.modules.linear.Identity",
 }
 _VECTORS = {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding"}
-# Fields of each module's config, with the value that they must have; ... is any. Of others, only
-# what is off or empty.
+# Of each module, as `module_folders.read_config` has them.
 _FIELDS: dict[str, dict[str, Any]] = {
-    "Transformer": {
-        "transformer_task": "feature-extraction",
-        "module_output_name": "token_embeddings",
-        "modality_config": {
-            "text": {"method": "forward", "method_output_name": "last_hidden_state"}
-        },
-        **dict.fromkeys(("max_seq_length", "do_lower_case"), ...),
-        **dict.fromkeys(("unpad_inputs", "model_args", "model_kwargs"), ...),  # of the computation
-    },
     "Pooling": {
         "include_prompt": True,
         **dict.fromkeys((_MODE, "embedding_dimension", "word_embedding_dimension"), ...),
@@ -75,15 +64,13 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
         return late_interaction.load(path, folders)
     encoder, normalize = folders["Transformer"], folders.get("Normalize")
     if normalize and paths.exists(normalize / module_folders.CONFIG):
-        _read_config(normalize / module_folders.CONFIG, "Normalize")
+        module_folders.read_config(normalize / module_folders.CONFIG, _FIELDS["Normalize"])
     embedding = {
         "pooling": _read_pooling(folders["Pooling"] / module_folders.CONFIG),
         "normalize": bool(normalize),
     }
     embedding |= _read_prompts(path, is_unit=bool(normalize))
-    file = module_folders.settings_file(encoder)
-    if file.exists():
-        _read_config(file, "Transformer")
+    module_folders.check_encoder(encoder)
     config, converted, tokenizer = huggingface.load(encoder)
     params = {"bert": converted.params["bert"]}
     if "Dense" in folders:
@@ -96,17 +83,8 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
     return config, Converted(params, unused, task, length), tokenizer
 
 
-def _read_config(file: Path, kind: str) -> dict[str, Any]:
-    """Return the config of a module, without what would change its result in another way."""
-    values, fields = read_json(file, module_folders.REMEDY), _FIELDS[kind]
-    for name, value in values.items():
-        if fields[name] not in (..., value) if name in fields else value:
-            raise UserError(f"{file} has {name} {str(value)[:60]!r}, which is not supported")
-    return values
-
-
 def _read_pooling(file: Path) -> str:
-    values = _read_config(file, "Pooling")
+    values = module_folders.read_config(file, _FIELDS["Pooling"])
     old = [name.partition(f"{_MODE}_")[2] for name, is_on in values.items() if is_on]
     modes = values.get(_MODE) or [_POOLINGS.get(name, name) for name in old if name] or "mean"
     modes = modes if isinstance(modes, list) else [modes]
@@ -118,7 +96,7 @@ def _read_pooling(file: Path) -> str:
 
 def _read_dense(folder: Path, inputs: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the parameters of a dense layer, and the fields of `EmbeddingConfig` about it."""
-    values = _read_config(file := folder / module_folders.CONFIG, "Dense")
+    values = module_folders.read_config(file := folder / module_folders.CONFIG, _FIELDS["Dense"])
     name = values.get("activation_function", _ACTIVATIONS["tanh"])
     size = module_folders.num_outputs(values, file)
     activation = str(name).rpartition(".")[2].lower()
@@ -146,14 +124,10 @@ def _read_prompts(path: Path, *, is_unit: bool) -> dict[str, str]:
         raise UserError(f"{file} has prompts that are no texts by name; {module_folders.REMEDY}")
     passage = next((name for name in _PASSAGE if prompts.get(name)), _PASSAGE[0])
     read = {"query": prompts.get("query", ""), passage: prompts.get(passage, "")}
-    others = [name for name in prompts if prompts[name] not in ("", *read.values())]
-    lost = [f"the prompts {', '.join(map(without_controls, others))}"] * bool(others)
-    if prompts.get(default := str(values.get("default_prompt_name"))):
-        lost.append(f"{without_controls(default)} as the prompt of all texts that name none")
+    lost = module_folders.lost_prompts(values, prompts, kept=read.values())
     if (similarity := values.get("similarity_fn_name") or "cosine") != "cosine":
         lost += [f"the similarity {similarity}"] * (similarity != "dot" or not is_unit)
-    if lost:
-        warnings.warn(f"{file}: not kept: {'; '.join(lost)}", stacklevel=2)
+    module_folders.warn_lost(lost, file)
     return {"query_prompt": read["query"], "passage_prompt": read[passage]}
 
 

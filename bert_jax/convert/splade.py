@@ -28,9 +28,7 @@ def load(path: Path, folders: Mapping[str, Path]) -> tuple[ModelConfig, Converte
         found = read_json(settings, module_folders.REMEDY)
         module_folders.check_settings(found, settings, "dot")
     encoder = folders["Transformer"]
-    if (file := module_folders.settings_file(encoder)).exists():
-        lengths: dict[str, None] = dict.fromkeys(("query_length", "document_length"))
-        check_switches(read_json(file, module_folders.REMEDY), lengths, str(file))
+    module_folders.check_encoder(encoder, "fill-mask", "logits")
     config, converted, tokenizer = huggingface.load(encoder)
     refuse(
         "mlm_head" not in converted.params,

@@ -205,11 +205,12 @@ def _merges(pieces: Sequence[Any]) -> list[tuple[str, str]]:
 def with_settings(tokenizer: Tokenizer, file: Path) -> Tokenizer:
     """Return a tokenizer with what sentence-transformers has in a file: lower-casing before all."""
     settings = read_json(file, "fetch it again") if file.exists() else {}
-    refuse(
-        settings.get("processing_kwargs"),
-        f"{file} has processing_kwargs, which are not supported",
-        fix="take a model without",
-    )
+    for name in ("processing_kwargs", "processor_kwargs", "tokenizer_args"):
+        refuse(
+            settings.get(name),
+            f"{file} has {name}, which are not supported",
+            fix="take a model without",
+        )
     if not settings.get("do_lower_case"):
         return tokenizer
     content = tokenizer.files().get("tokenizer.json")

@@ -52,6 +52,12 @@ def test_scores_are_those_of_a_cross_encoder(tiny_bert, tmp_path, activation):
     scores = [each["score"] for each in again.predict(PAIRS)]
     np.testing.assert_allclose(scores, expected, atol=1e-5)
 
+    file = tmp_path / "theirs" / "sentence_bert_config.json"
+    before = file.read_text()
+    file.write_text(json.dumps(json.loads(before) | {"processor_kwargs": {"model_max_length": 9}}))
+    with refused("has processor_kwargs, which are not supported"):
+        bert_jax.load(tmp_path / "theirs")
+    file.write_text(before)
     file = tmp_path / "theirs" / "config_sentence_transformers.json"
     values = json.loads(file.read_text()) | {
         "prompts": {"query": "ask: "},

@@ -139,6 +139,36 @@ def test_sparse_vectors(tiny_bert, tmp_path):
     np.testing.assert_allclose(again.encode(TEXTS), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["embedding", "sparse", "late_interaction", "of its own"])
+def test_settings_that_are_not_kept(kind, tiny_bert, tmp_path):
+    """One answer for each kind: what would change the vectors is refused, the rest is named."""
+    if kind in ("embedding", "sparse"):
+        untrained(tiny_bert, kind).export(tmp_path / "model")
+    else:
+        late(tiny_bert, tmp_path).export(tmp_path / "model")
+    folder = tmp_path / "model"
+    if kind == "of its own":
+        library.MultiVectorEncoder(str(folder), device="cpu").save_pretrained(str(tmp_path / "own"))
+        folder = tmp_path / "own"
+    settings = json.loads((folder / SETTINGS).read_text())
+    prompts = {**settings.get("prompts", {}), "topic": "the ", "none": ""}
+    changed = settings | {"prompts": prompts, "default_prompt_name": "topic"}
+    (folder / SETTINGS).write_text(json.dumps(changed))
+    lost = "not kept: the prompts topic; topic as the prompt of all texts that name none$"
+    with pytest.warns(UserWarning, match=lost):
+        bert_jax.load(folder)
+    (folder / SETTINGS).write_text(json.dumps(settings))
+    file = folder / "sentence_bert_config.json"
+    values = json.loads(file.read_text())
+    for name in ("processor_kwargs", "tokenizer_args"):
+        file.write_text(json.dumps(values | {name: {"model_max_length": 9}}))
+        with refused(f"has {name} \"{{'model_max_length': 9}}\", which is not supported"):
+            bert_jax.load(folder)
+    file.write_text(json.dumps(values | {"transformer_task": "any-to-any"}))
+    with refused("has transformer_task 'any-to-any', which is not supported"):
+        bert_jax.load(folder)
+
+
 def test_what_is_refused(tiny_bert, tmp_path):
     untrained(tiny_bert, "sparse").export(tmp_path / "sparse")
     file = tmp_path / "sparse" / "1_SpladePooling" / "config.json"
@@ -155,7 +185,7 @@ def test_what_is_refused(tiny_bert, tmp_path):
     sparse.write_text("{}")
     lengths = tmp_path / "sparse" / "sentence_bert_config.json"
     lengths.write_text(json.dumps({"query_length": 6}))
-    with refused("has query_length 6; only None is read"):
+    with refused("has query_length '6', which is not supported"):
         bert_jax.load(tmp_path / "sparse")
     dense = next(folder.glob("*Dense/config.json"))
     values = json.loads(dense.read_text())
@@ -204,7 +234,7 @@ def test_what_is_refused_of_a_layout_of_its_own(tiny_bert, tmp_path):
         (
             "sentence_bert_config.json",
             {"processing_kwargs": {"text": {"max_length": 6}}},
-            "has processing_kwargs, which are not supported",
+            "has processing_kwargs",
         ),
         (SETTINGS, {"prompts": {"query": "the bank: "}}, "the prompt 'the bank: ' for a query"),
         (SETTINGS, {"prompts": "the bank"}, "the prompt 'the bank' for a query"),
