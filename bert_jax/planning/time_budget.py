@@ -65,8 +65,7 @@ def fit(
       UserError: the minutes are too few to compile the step, or a batch does not fit in memory.
     """
     config, started = open_ended(config, kept), time.monotonic()
-    if "data.batch_size" not in kept:
-        config = _with_fitting_batches(config, kept)
+    config = _with_fitting_batches(config, kept)
     while True:
         seconds, compile_seconds = _measure(config)
         spent = time.monotonic() - started  # in timing steps
@@ -74,7 +73,7 @@ def fit(
         if steps >= _FEWEST:
             break
         halvings = int(np.ceil(np.log2(_FEWEST / max(steps, 1))))
-        smaller = config if "data.batch_size" in kept else _smaller_batch(config, halvings, kept)
+        smaller = _smaller_batch(config, halvings, kept)
         if smaller.data.batch_size < config.data.batch_size:
             config = smaller
         elif not keeps_size and (narrower := _narrower(config)):
@@ -115,7 +114,7 @@ def _check_memory(config: TrainConfig) -> None:
 
 
 def _with_fitting_batches(config: TrainConfig, kept: Collection[str]) -> TrainConfig:
-    """Return a config with batches of half the size as often as they do not fit in memory."""
+    """Return a config whose batches are halved until they may fit in memory, or refuse them."""
     while True:
         smaller = _smaller_batch(config, 1, kept)
         try:
@@ -131,7 +130,6 @@ def _measure(config: TrainConfig) -> tuple[float, float]:
     """Return the mean seconds of a step of the run, and those that compilation takes."""
     schedule, config = make_schedule(config), synthetic.resolve(config, jax.devices()[0])
     setup = synthetic.checked_setup(config, schedule.stages, jax.devices())
-    _check_memory(config)
     total = compiling = 0.0
     for stage in schedule.stages:
         step_seconds, compile_seconds = _measure_stage(setup, config, stage)
@@ -154,8 +152,10 @@ def _measure_stage(setup: Setup, config: TrainConfig, stage: Stage) -> tuple[flo
 def _smaller_batch(config: TrainConfig, halvings: int, kept: Collection[str]) -> TrainConfig:
     """Return a config whose batches are halved so often, as far as they are large enough.
 
-    They still divide over devices and microbatches. Those of phases that are `kept` stay.
+    They still divide over devices and microbatches. Those that are `kept` stay.
     """
+    if "data.batch_size" in kept:
+        return config
     size, parts = config.data.batch_size, jax.device_count() * config.optimizer.microbatches
     while halvings > 0 and size >= 2 * _SMALLEST_BATCH and size % (2 * parts) == 0:
         size, halvings = size // 2, halvings - 1
