@@ -3,7 +3,7 @@
 import pytest
 from texts import CHUNK_BYTES
 
-from bert_jax.text import prepare, sources
+from bert_jax.text import prepare, sources, tokenizer_training
 
 
 @pytest.fixture(scope="module")
@@ -13,3 +13,16 @@ def small_chunks():
         patch.setattr(sources, "_CHUNK_BYTES", CHUNK_BYTES)
         patch.setattr(prepare, "_BATCH_CHARACTERS", 400)
         yield
+
+
+@pytest.fixture
+def samples(monkeypatch):
+    """The sentences that each tokenizer of the test is trained on."""
+    train, found = tokenizer_training.train, []
+
+    def recorded(sentences, *args):
+        found.append(list(sentences))
+        return train(found[-1], *args)
+
+    monkeypatch.setattr(tokenizer_training, "train", recorded)
+    return found

@@ -123,15 +123,8 @@ def test_texts_have_the_tokenizer_of_the_stores(folder):
     assert mixture.resolve_vocab_size(open_size, mixture.find(source), None) == expected
 
 
-def test_a_tokenizer_is_trained_on_each_text_by_its_weight(folder, monkeypatch):
+def test_a_tokenizer_is_trained_on_each_text_by_its_weight(folder, samples, monkeypatch):
     """Of a sample of 100 sentences a text has its weight of them, or all that it has."""
-    train, samples = tokenizer_training.train, []
-
-    def recorded(sentences, *args):
-        samples.append(list(sentences))
-        return train(samples[-1], *args)
-
-    monkeypatch.setattr(tokenizer_training, "train", recorded)
     monkeypatch.setattr(tokenizer_training, "MAX_SENTENCES", 100)
     source = "a.txt@0.25,b.txt@0.75"
     corpus = read(source)

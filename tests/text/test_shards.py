@@ -30,7 +30,7 @@ from bert_jax.config import DataConfig, TrainConfig
 from bert_jax.config.schedule import make_schedule
 from bert_jax.errors import UserError
 from bert_jax.storage import json_files
-from bert_jax.text import files, mixture, shards, sources, tokenizer_training
+from bert_jax.text import files, mixture, shards, sources
 from bert_jax.text import prepare as prepare_lib
 from bert_jax.text import store as store_lib
 from bert_jax.text.prepare import prepare
@@ -175,15 +175,8 @@ def test_an_error_in_a_later_chunk_says_where_it_is(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["csv", "txt", "txt.gz"])
-def test_the_sample_of_a_tokenizer_is_from_the_whole_text(tmp_path, monkeypatch, suffix):
+def test_the_sample_of_a_tokenizer_is_from_the_whole_text(tmp_path, samples, monkeypatch, suffix):
     """Also where a file is only in the chunk of its first byte, whatever its size."""
-    train, samples = tokenizer_training.train, []
-
-    def recorded(sentences, *args):
-        samples.append(list(sentences))
-        return train(samples[-1], *args)
-
-    monkeypatch.setattr(tokenizer_training, "train", recorded)
     monkeypatch.setattr(sources, "_CHUNK_BYTES", 20_000)
     # Of which Python 3.12 reads more at a time than these files have.
     monkeypatch.setattr(gzip, "READ_BUFFER_SIZE", 1 << 13, raising=False)
