@@ -28,8 +28,8 @@ from sentence_transformers.sentence_transformer import losses
 from transformers import TrainerCallback
 
 from bert_jax.config import EmbeddingConfig
-from bert_jax.tasks.base import Example
 from bert_jax.tasks.embedding import Embedding, EmbeddingTaskConfig
+from bert_jax.tasks.examples import Example
 
 _UNTIMED = 5  # steps
 _SCALE = 20.0  # 1 / temperature

@@ -28,7 +28,8 @@ from bert_jax.text.files import STDIN, file_type
 if TYPE_CHECKING:
     from bert_jax.config import DataFiles
     from bert_jax.inference.predictions import Predictions
-    from bert_jax.tasks.base import Example, Task
+    from bert_jax.tasks.base import Task
+    from bert_jax.tasks.examples import Example
 
 _STEM = "predictions"
 Lines = Iterator[tuple[str, str]]  # where each is, for messages, and its text
@@ -123,7 +124,7 @@ def _given(args: argparse.Namespace, task: "Task", data: "DataFiles") -> Lines:
 
 def _show(task: "Task", predictions: "Predictions", first: int, *, is_json: bool) -> None:
     """Print predictions, each as a line of JSON or for a reader; `first` is the first's number."""
-    from bert_jax.tasks.base import example_ids
+    from bert_jax.tasks.examples import example_ids
 
     examples = predictions.examples
     ids = example_ids(examples, first)

@@ -20,8 +20,9 @@ from bert_jax.inference.tokenization import check_unicode, warn_skipped, warn_un
 from bert_jax.models.heads import TaskModel
 from bert_jax.storage.paths import on_disk
 from bert_jax.tasks import make_task, task_class
-from bert_jax.tasks.base import Example, Task
+from bert_jax.tasks.base import Task
 from bert_jax.tasks.datasets import check_labels, read_examples
+from bert_jax.tasks.examples import Example
 from bert_jax.tasks.sequences import make_batcher
 from bert_jax.text.memory import plain_row, rows
 from bert_jax.training.metrics import add_up, means

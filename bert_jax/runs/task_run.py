@@ -19,8 +19,9 @@ from bert_jax.distributed import mesh as meshes
 from bert_jax.errors import UserError
 from bert_jax.inference.predictions import predict_examples
 from bert_jax.runs.workdir import Workdir
-from bert_jax.tasks.base import Example, Task
+from bert_jax.tasks.base import Task
 from bert_jax.tasks.datasets import Datasets
+from bert_jax.tasks.examples import Example
 from bert_jax.tasks.sequences import make_batcher
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.objective import Metrics, PredictionObjective

@@ -20,7 +20,8 @@ from bert_jax.models.heads import SequenceScores, TaskModel
 from bert_jax.objectives.labels import LabelsObjective
 from bert_jax.retrieval import bm25
 from bert_jax.tasks import glue, readers
-from bert_jax.tasks.base import Example, Task
+from bert_jax.tasks.base import Task
+from bert_jax.tasks.examples import Example
 from bert_jax.tasks.foreign import read_labels
 from bert_jax.tasks.readers import Record
 from bert_jax.tasks.sequences import build_sequence, max_text_tokens, text_windows, truncate

@@ -16,7 +16,8 @@ from bert_jax import console
 from bert_jax.config import DataFiles, FinetuneConfig, TaskConfig
 from bert_jax.errors import UserError, refuse
 from bert_jax.tasks import glue, make_task
-from bert_jax.tasks.base import Example, Task
+from bert_jax.tasks.base import Task
+from bert_jax.tasks.examples import Example
 from bert_jax.text import builtin, memory
 from bert_jax.text.records import Record, is_dataset
 

@@ -22,8 +22,8 @@ from bert_jax.models.layers import Dense, DropoutKey
 from bert_jax.objectives.embeddings import EmbeddingObjective
 from bert_jax.retrieval import search
 from bert_jax.tasks import readers
-from bert_jax.tasks.base import Example
 from bert_jax.tasks.classification import correlations
+from bert_jax.tasks.examples import Example
 from bert_jax.tasks.readers import Record
 from bert_jax.tasks.retrieval import RETRIEVAL_METRICS, Retrieval, number_texts
 from bert_jax.tasks.sequences import build_sequence, longest_sequence, text_windows

@@ -18,7 +18,7 @@ from bert_jax.models.heads import TaskModel, normalized
 from bert_jax.models.layers import Dense, DropoutKey
 from bert_jax.objectives.contrastive import ContrastiveObjective, Shard, is_example, ranking
 from bert_jax.retrieval import search
-from bert_jax.tasks.base import Example
+from bert_jax.tasks.examples import Example
 from bert_jax.tasks.retrieval import EncodingTask, number_texts
 from bert_jax.tasks.sequences import longest_sequence
 from bert_jax.text.tokenizer import Tokenizer

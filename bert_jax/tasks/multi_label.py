@@ -14,8 +14,8 @@ from bert_jax.config.settings import setting
 from bert_jax.errors import UserError, refuse
 from bert_jax.models.heads import TaskModel
 from bert_jax.objectives.labels import BinaryObjective
-from bert_jax.tasks.base import Example
 from bert_jax.tasks.classification import TextTask, tfidf
+from bert_jax.tasks.examples import Example
 from bert_jax.training.objective import PredictionObjective
 
 _MIN_POSITIVE = 10  # held-out examples of a label, from which it has a threshold of its own

@@ -10,8 +10,8 @@ from scipy.special import softmax
 from bert_jax.config import DataFiles
 from bert_jax.errors import UserError, refuse
 from bert_jax.tasks import readers
-from bert_jax.tasks.base import Example
 from bert_jax.tasks.classification import Classification
+from bert_jax.tasks.examples import Example
 from bert_jax.tasks.foreign import UnknownColumns
 from bert_jax.tasks.readers import Record
 from bert_jax.text.classes import ClassName

@@ -7,7 +7,7 @@ import numpy as np
 from bert_jax import console
 from bert_jax.errors import refuse
 from bert_jax.retrieval import bm25
-from bert_jax.tasks.base import Example
+from bert_jax.tasks.examples import Example
 
 _POOL = 20_000  # passages, at most, among which BM25 looks for the negatives of a query
 _SEED = 0  # of negatives and of the order of candidates: the same for every seed of a run

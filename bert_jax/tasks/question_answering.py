@@ -25,7 +25,8 @@ from bert_jax.console import counted
 from bert_jax.errors import UserError, refuse
 from bert_jax.models.heads import TaskModel
 from bert_jax.tasks import readers, squad_metrics
-from bert_jax.tasks.base import Example, Task
+from bert_jax.tasks.base import Task
+from bert_jax.tasks.examples import Example
 from bert_jax.tasks.readers import Record
 from bert_jax.tasks.sequences import (
     build_sequence,

@@ -18,7 +18,8 @@ from bert_jax.models.heads import SequenceScores, TaskModel
 from bert_jax.objectives.labels import BinaryObjective, LabelsObjective
 from bert_jax.retrieval import bm25, metrics
 from bert_jax.tasks import readers
-from bert_jax.tasks.base import Example, Task
+from bert_jax.tasks.base import Task
+from bert_jax.tasks.examples import Example
 from bert_jax.tasks.foreign import read_labels
 from bert_jax.tasks.passages import candidate_lists, judged_passages, training_groups
 from bert_jax.tasks.readers import Record, builtin_pairs

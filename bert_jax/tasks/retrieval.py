@@ -12,7 +12,8 @@ from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig
 from bert_jax.errors import UserError, refuse
 from bert_jax.retrieval import bm25, metrics
 from bert_jax.tasks import readers
-from bert_jax.tasks.base import Example, Task
+from bert_jax.tasks.base import Task
+from bert_jax.tasks.examples import Example
 from bert_jax.tasks.readers import Record, builtin_pairs
 from bert_jax.text.tokenizer import Tokenizer
 

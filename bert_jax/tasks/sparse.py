@@ -20,7 +20,7 @@ from bert_jax.models.layers import DropoutKey
 from bert_jax.objectives.contrastive import ContrastiveObjective, Shard, dot, is_example, ranking
 from bert_jax.objectives.masked_lm import MaskedLMHead
 from bert_jax.retrieval import search
-from bert_jax.tasks.base import Example
+from bert_jax.tasks.examples import Example
 from bert_jax.tasks.retrieval import EncodingTask, number_texts
 from bert_jax.tasks.sequences import build_sequence, longest_sequence
 from bert_jax.text.tokenizer import Tokenizer

@@ -15,7 +15,8 @@ from bert_jax.console import counted
 from bert_jax.errors import UserError, refuse
 from bert_jax.models.heads import TaskModel
 from bert_jax.tasks import readers
-from bert_jax.tasks.base import Example, Task
+from bert_jax.tasks.base import Task
+from bert_jax.tasks.examples import Example
 from bert_jax.tasks.sequences import build_sequence, longest_sequence, max_text_tokens
 from bert_jax.text.files import file_type
 from bert_jax.text.records import JSON_LINES, Record, is_dataset

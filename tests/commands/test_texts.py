@@ -13,7 +13,7 @@ from helpers import refused
 from bert_jax import DataFiles, TaskConfig, UserError
 from bert_jax.commands import texts
 from bert_jax.tasks import make_task, task_class
-from bert_jax.tasks.base import Example
+from bert_jax.tasks.examples import Example
 from bert_jax.tasks.foreign import UnknownColumns
 
 LINES = ["The river bank.", "A model reads the (small) token.", "the"]

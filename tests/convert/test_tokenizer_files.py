@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from bert_jax.config import TokenizerConfig
 from bert_jax.convert import tokenizer_files
 from bert_jax.tasks import make_task
-from bert_jax.tasks.base import Example
+from bert_jax.tasks.examples import Example
 from bert_jax.tasks.sequences import build_sequence
 from bert_jax.text import tokenizer as tokenizer_lib
 from bert_jax.text import tokenizer_loading, tokenizer_training

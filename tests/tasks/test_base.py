@@ -14,8 +14,8 @@ from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.config.fields import TASKS
 from bert_jax.config.settings import from_dict
 from bert_jax.tasks import glue, make_task, task_class
-from bert_jax.tasks.base import Example, example_ids
 from bert_jax.tasks.classification import Classification
+from bert_jax.tasks.examples import Example, example_ids
 from bert_jax.tasks.foreign import UnknownColumns
 from bert_jax.tasks.question_answering import QuestionAnsweringConfig
 from bert_jax.tasks.sequences import build_sequence, max_text_tokens, truncate

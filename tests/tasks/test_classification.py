@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from bert_jax.batches.buckets import NO_LABEL, Features
 from bert_jax.config import DataFiles, TaskConfig
-from bert_jax.tasks.base import Example
 from bert_jax.tasks.classification import Classification, Regression
 from bert_jax.tasks.datasets import read_examples
+from bert_jax.tasks.examples import Example
 
 ALL = ("accuracy", "f1", "matthews")
 MODEL = model_config()

@@ -10,9 +10,9 @@ from bert_jax.config import DataFiles, FinetuneConfig, TaskConfig
 from bert_jax.config.validation import validate_finetuning
 from bert_jax.errors import UserError
 from bert_jax.tasks import datasets
-from bert_jax.tasks.base import Example
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.datasets import Datasets, check_same_head, load_datasets, parse_sources
+from bert_jax.tasks.examples import Example
 from bert_jax.tasks.question_answering import QuestionAnsweringConfig
 
 

@@ -14,9 +14,9 @@ from bert_jax.config import DataFiles, EmbeddingConfig, FinetuneConfig, Optimize
 from bert_jax.config.settings import override
 from bert_jax.config.validation import validate_finetuning
 from bert_jax.errors import UserError
-from bert_jax.tasks.base import Example
 from bert_jax.tasks.datasets import load_datasets, read_examples
 from bert_jax.tasks.embedding import Embedding, EmbeddingTaskConfig
+from bert_jax.tasks.examples import Example
 
 COLUMNS = DataFiles(text="query,passage")
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import bert_jax
 from bert_jax import DataFiles, FinetuneConfig
 from bert_jax.commands.flags import read_config
-from bert_jax.tasks.base import Example
 from bert_jax.tasks.datasets import load_datasets, read_examples
+from bert_jax.tasks.examples import Example
 from bert_jax.tasks.multi_label import MultiLabelClassification, MultiLabelConfig
 
 NAMES = ("drama", "war", "western")

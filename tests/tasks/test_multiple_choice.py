@@ -9,8 +9,8 @@ from helpers import model_config, refused
 from bert_jax.batches.buckets import NO_LABEL, Features
 from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.errors import UserError
-from bert_jax.tasks.base import Example
 from bert_jax.tasks.datasets import read_examples
+from bert_jax.tasks.examples import Example
 from bert_jax.tasks.foreign import UnknownColumns
 from bert_jax.tasks.multiple_choice import MultipleChoice
 

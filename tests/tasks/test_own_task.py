@@ -12,7 +12,8 @@ import bert_jax
 from bert_jax import DataFiles, FinetuneConfig, TaskConfig, UserError
 from bert_jax.config.fields import TASKS
 from bert_jax.tasks import make_task
-from bert_jax.tasks.base import Example, Task
+from bert_jax.tasks.base import Task
+from bert_jax.tasks.examples import Example
 
 FILE = '''
 """Several topics of a text."""

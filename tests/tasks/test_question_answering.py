@@ -20,8 +20,8 @@ from bert_jax.batches.buckets import NO_LABEL
 from bert_jax.config import DataFiles, FinetuneConfig, TokenizerConfig
 from bert_jax.runs.task_run import tokenize
 from bert_jax.tasks import question_answering
-from bert_jax.tasks.base import Example
 from bert_jax.tasks.datasets import load_datasets, read_examples
+from bert_jax.tasks.examples import Example
 from bert_jax.tasks.question_answering import (
     Answers,
     Candidate,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from bert_jax.config import DataFiles
 from bert_jax.errors import UserError
 from bert_jax.tasks import make_task, readers, task_class
-from bert_jax.tasks.base import Example
 from bert_jax.tasks.datasets import read_examples
+from bert_jax.tasks.examples import Example
 from bert_jax.tasks.question_answering import QuestionAnswering, QuestionAnsweringConfig
 from bert_jax.text.records import read_records
 

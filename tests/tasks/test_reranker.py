@@ -17,8 +17,8 @@ from bert_jax.retrieval import bm25
 from bert_jax.runs import learning_rates
 from bert_jax.runs.task_run import Examples
 from bert_jax.tasks import make_task, passages
-from bert_jax.tasks.base import Example
 from bert_jax.tasks.datasets import Datasets, load_datasets, read_examples
+from bert_jax.tasks.examples import Example
 from bert_jax.tasks.reranker import Reranker, RerankerConfig
 
 MODEL = model_config()

@@ -3,9 +3,9 @@
 import pytest
 
 from bert_jax.config import TaskConfig
-from bert_jax.tasks.base import Example
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.datasets import Datasets
+from bert_jax.tasks.examples import Example
 from bert_jax.tasks.results import as_text, comparison, is_worthless
 
 EXAMPLES = [Example(None, "a:1", (f"fox {label}",), label) for label in "aab"]

@@ -14,8 +14,8 @@ from bert_jax.config import DataFiles
 from bert_jax.config.validation import validate_finetuning
 from bert_jax.retrieval import search
 from bert_jax.tasks import make_task, task_class
-from bert_jax.tasks.base import Example
 from bert_jax.tasks.datasets import load_datasets
+from bert_jax.tasks.examples import Example
 from bert_jax.tasks.late_interaction import LateInteractionConfig
 from bert_jax.tasks.sparse import SparseConfig
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from bert_jax.batches.buckets import NO_LABEL
 from bert_jax.config import DataFiles, FinetuneConfig, TaskConfig, TokenizerConfig
 from bert_jax.tasks import readers
-from bert_jax.tasks.base import Example
 from bert_jax.tasks.datasets import load_datasets, read_examples
+from bert_jax.tasks.examples import Example
 from bert_jax.tasks.token_classification import TokenClassification
 from bert_jax.text import tokenizer_training
 

@@ -13,7 +13,7 @@ from bert_jax import FinetuneConfig, OptimizerConfig, TaskConfig
 from bert_jax.config import DataFiles
 from bert_jax.config.validation import validate_finetuning
 from bert_jax.tasks import make_task
-from bert_jax.tasks.base import Example
+from bert_jax.tasks.examples import Example
 from bert_jax.text.tokenizer import Tokenizer
 
 POSITIONS = 32
