@@ -1,12 +1,17 @@
-"""The objective of a task with labels: of texts, tokens, spans or choices."""
+"""The objectives of tasks with labels: of texts, tokens, spans or choices.
 
+Source: google-research/bert `run_classifier.py` and `run_squad.py`; of regression and of several
+labels a text, `transformers`; of passages, Gao et al. 2021 (LCE).
+"""
+
+import abc
 import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from bert_jax.distributed.fsdp import SINGLE_DEVICE, Collectives
 from bert_jax.objectives.base import cross_entropy
@@ -15,14 +20,10 @@ from bert_jax.training.objective import Batch, Metrics, PredictionObjective, Wei
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LabelsObjective(PredictionObjective):
-    """The mean cross-entropy, or squared error, over everything labelled in texts or choices."""
-
-    # Source: google-research/bert `run_classifier.py` and `run_squad.py`; of regression, Hugging
-    # Face's `num_labels` 1.
-    is_regression: bool = False
+    """The mean cross-entropy over the classes that are known. One below 0 is unknown."""
 
     def weights(self, batch: Batch) -> Weights:
-        return {"loss": self._has_label(batch["labels"]).sum()}
+        return {"loss": self.is_known(batch["labels"]).astype(jnp.float32).sum()}
 
     def loss(
         self, params: Any, batch: Batch, weights: Weights, dropout_key: Array | None
@@ -36,30 +37,22 @@ class LabelsObjective(PredictionObjective):
         labels: Array,
         collectives: Collectives = SINGLE_DEVICE,
     ) -> Metrics:
-        """Return the loss and, of classes, the accuracy, over everything labelled."""
-        weights = self._has_label(labels)
-        if labels.ndim == logits.ndim and not self.is_regression:  # a weight of each
-            labels = jnp.where(weights[..., None] > 0, labels, 0.0)
-            losses = -(labels * jax.nn.log_softmax(logits)).sum(-1)
-            return {"loss": WeightedSum(losses.sum(), weights.sum())}
-        labels = jnp.where(weights > 0, labels, 0)
-        if self.is_regression:
-            losses = weights * jnp.square(logits[..., 0] - labels)
-            return {"loss": WeightedSum(losses.sum(), weights.sum())}
-        return cross_entropy("", logits, labels, weights)
+        """Return the loss and the accuracy."""
+        is_known = self.is_known(labels)
+        known = jnp.where(is_known, labels, 0)
+        return cross_entropy("", logits, known, is_known.astype(jnp.float32))
 
-    def _has_label(self, labels: Array) -> Float[Array, "*labels"]:
-        # A number that is missing is NaN, a class is negative.
-        if jnp.issubdtype(labels.dtype, jnp.floating) and not self.is_regression:
-            has_label = ~jnp.isnan(labels).any(-1)  # of several weights
-        else:
-            has_label = ~jnp.isnan(labels) if self.is_regression else labels >= 0
-        return has_label.astype(jnp.float32)
+    def is_known(self, labels: Array) -> Bool[Array, "*labels"]:
+        """Return which labels are known; the others have no loss."""
+        return labels >= 0
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class BinaryObjective(LabelsObjective):
-    """The mean binary cross-entropy over the outputs of an example, as in `transformers`."""
+class _NumbersObjective(LabelsObjective, abc.ABC):
+    """The mean of a loss over labels that are numbers, NaN if unknown."""
+
+    @abc.abstractmethod
+    def losses(self, logits: Float[Array, "*labels N"], labels: Array) -> Float[Array, "*labels"]:
+        """Return the loss of each label."""
 
     def metrics(
         self,
@@ -67,8 +60,34 @@ class BinaryObjective(LabelsObjective):
         labels: Array,
         collectives: Collectives = SINGLE_DEVICE,
     ) -> Metrics:
-        """Return the loss. `labels` are from 0 to 1, or NaN if unknown."""
-        weights = self._has_label(labels)
-        labels = jnp.where(weights[..., None] > 0, labels, 0.0)
-        losses = optax.sigmoid_binary_cross_entropy(logits, labels)
-        return {"loss": WeightedSum((weights * losses.mean(-1)).sum(), weights.sum())}
+        """Return the loss."""
+        weights = self.is_known(labels).astype(jnp.float32)
+        losses = self.losses(logits, jnp.nan_to_num(labels))
+        return {"loss": WeightedSum((weights * losses).sum(), weights.sum())}
+
+
+class RegressionObjective(_NumbersObjective):
+    """The mean squared error of the first output."""
+
+    def is_known(self, labels: Array) -> Bool[Array, "*labels"]:
+        return ~jnp.isnan(labels)
+
+    def losses(self, logits: Float[Array, "*labels N"], labels: Array) -> Float[Array, "*labels"]:
+        return jnp.square(logits[..., 0] - labels)
+
+
+class ListwiseObjective(_NumbersObjective):
+    """The mean cross-entropy with the weights that each label gives to the outputs."""
+
+    def is_known(self, labels: Array) -> Bool[Array, "*labels"]:
+        return ~jnp.isnan(labels).any(-1)
+
+    def losses(self, logits: Float[Array, "*labels N"], labels: Array) -> Float[Array, "*labels"]:
+        return -(labels * jax.nn.log_softmax(logits)).sum(-1)
+
+
+class BinaryObjective(ListwiseObjective):
+    """The mean binary cross-entropy over the outputs, each of which has a label from 0 to 1."""
+
+    def losses(self, logits: Float[Array, "*labels N"], labels: Array) -> Float[Array, "*labels"]:
+        return optax.sigmoid_binary_cross_entropy(logits, labels).mean(-1)

@@ -17,7 +17,7 @@ from bert_jax.config import DataFiles, ModelConfig
 from bert_jax.console import counted
 from bert_jax.errors import UserError, refuse
 from bert_jax.models.heads import SequenceScores, TaskModel
-from bert_jax.objectives.labels import LabelsObjective
+from bert_jax.objectives.labels import RegressionObjective
 from bert_jax.retrieval import bm25
 from bert_jax.tasks import glue, readers
 from bert_jax.tasks.base import Task
@@ -339,7 +339,7 @@ class Regression(TextTask):
         return () if names == (_NUMBER,) else names
 
     def objective(self, model: TaskModel) -> PredictionObjective:
-        return LabelsObjective(model, is_regression=True)
+        return RegressionObjective(model)
 
     def read_label(self, label: Any, where: str) -> float:
         value = readers.to_number(label)

@@ -11,7 +11,7 @@ from helpers import FakeTokenizer, model_config, train
 from bert_jax.batches.buckets import Batcher, BucketedBatches, Features
 from bert_jax.distributed.mesh import compile_step, make_mesh, replicated_layout
 from bert_jax.models.heads import SequenceScores
-from bert_jax.objectives.labels import LabelsObjective
+from bert_jax.objectives.labels import LabelsObjective, RegressionObjective
 from bert_jax.tasks.question_answering import BertForQuestionAnswering
 from bert_jax.training.step import PREDICT_OUTPUTS, make_predict_step
 
@@ -48,7 +48,7 @@ def batcher(kind: str) -> Batcher:
 
 def objective(kind: str) -> LabelsObjective:
     module = HEADS[kind][0](MODEL, HEADS[kind][1])
-    return LabelsObjective(module, is_regression=kind == "regression")
+    return RegressionObjective(module) if kind == "regression" else LabelsObjective(module)
 
 
 def trained(kind: str, batches, devices: int = 1):
