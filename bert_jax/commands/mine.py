@@ -32,8 +32,9 @@ def add_arguments(parser: Parser) -> None:
     add("file", metavar="FILE", help="a table of queries and passages, perhaps with labels")
     add("index", metavar="INDEX", help="what `bert-jax index` wrote")
     add("--output", metavar="OUT", required=True, help="the .jsonl to write")
-    add("--text", default="query,passage", help="columns of the query and of the passages")
-    what = "column of the relevance, 0 for none; without it the first passage is relevant"
+    what = "columns of the query and of the passages"
+    add("--text", default="query,passage", help=f"{what} (query,passage)")
+    what = "column of the relevance, 0 for none; without it the first passage is relevant (label)"
     add("--label", default="label", help=what)
     add("--negatives", type=int, default=7, help="for each relevant passage (7)")
     what = "nearest texts to leave out, which may answer the query without a label (0)"

@@ -43,6 +43,12 @@ class MultipleChoice(Classification):
         texts = (value.get("context"), value.get("start", ""), *choices)
         return {"columns": columns, "texts": texts}
 
+    def line_value(self, line: str, where: str, data: DataFiles) -> Any:
+        """Refuse a line, which has no column for each choice."""
+        raise UserError(
+            f"{where}: a line cannot have the choices of an example; give a .csv or a .jsonl of them"
+        )
+
     def value_of_texts(self, texts: Sequence[str], data: DataFiles) -> Any:
         return None
 
