@@ -46,7 +46,7 @@ class MultipleChoice(Classification):
     def line_value(self, line: str, where: str, data: DataFiles) -> Any:
         """Refuse a line, which has no column for each choice."""
         raise UserError(
-            f"{where}: a line cannot have the choices of an example; give a .csv or a .jsonl of them"
+            f"{where}: a line cannot have the choices of an example; give a .csv or a .jsonl"
         )
 
     def value_of_texts(self, texts: Sequence[str], data: DataFiles) -> Any:

@@ -35,6 +35,12 @@ def to_number(value: Any) -> float:
         return float(value.number) if isinstance(value, ClassName) else math.nan
 
 
+def to_relevance(value: Any) -> float:
+    """Return how relevant a passage is to a query: a number, or 1 for true and 0 for false."""
+    word = str(value).strip().lower()  # pandas writes truths as words to a .csv
+    return float(word == "true") if word in ("true", "false") else to_number(value)
+
+
 def builtin_pairs(source: str) -> Iterator[Record] | None:
     """Return what functions of Python's library do with their signatures; None of a file.
 

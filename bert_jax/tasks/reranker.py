@@ -174,7 +174,7 @@ class Reranker(Task):
             f"{console.counted(count, 'passage')}",
             fix="give one for each passage, or none where the first alone is relevant",
         )
-        values = tuple(float(x) if isinstance(x, bool) else readers.to_number(x) for x in labels)
+        values = tuple(map(readers.to_relevance, labels))
         refuse(
             not all(0 <= value < float("inf") for value in values),
             f"{where}: the label {label!r} is no relevance",

@@ -61,7 +61,7 @@ class Retrieval(Task):
         # The latter name is that of rerankers.
         labels = [record.fields.get(name) for name in (data.label, DataFiles().label)]
         fields = {"id": record.fields.get("id"), "texts": texts}
-        fields |= {"is_apart": any(map(_says_apart, labels))}
+        fields |= {"is_apart": any(readers.to_relevance(label) <= 0 for label in labels)}
         is_absent = all(label is None or label == "" for label in labels)
         return fields | {"absent_column": data.label if is_absent else ""}
 
@@ -190,11 +190,6 @@ def number_texts(
     numbers: dict[str, int] = {}
     found = [numbers.setdefault(text, len(numbers)) for text in texts]
     return list(numbers), np.array(found, np.int32).reshape(-1, width)
-
-
-def _says_apart(label: Any) -> bool:
-    """Return whether a label says that texts do not belong together: 0 or less, or false."""
-    return str(label).strip().lower() == "false" or readers.to_number(label) <= 0
 
 
 def _refuse_apart(example: Example, is_apart: bool) -> None:

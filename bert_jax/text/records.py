@@ -61,6 +61,8 @@ class Record:
         hint = nearest(name, list(self.fields), "")
         if kind in _TABLES and len(self.fields) == 1 and set(*self.fields) & _OTHER[kind]:
             hint = f"the columns of a {kind} are separated by {_TABLES[kind]}"
+        elif kind == ".tsv" and f'"{name}"' in self.fields:
+            hint = "a .tsv has no quotes; remove them, or write a .csv"
         elif not hint and kind in _TABLES:
             hint = "or add the line of column names if the file has none"
         elif not hint and kind in JSON_LINES:

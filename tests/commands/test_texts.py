@@ -140,7 +140,7 @@ def test_json_is_in_letters_of_stdout(monkeypatch, capsys):
         ("token_classification", "Ann lives  in\tBonn", ("Ann", "lives", "in", "Bonn")),
         ("question_answering", "Who?\tAnn did.", ("Who?", "Ann did.")),
         ("question_answering", "Who?", "x:1 is 'Who?'; give a question and a context"),
-        ("multiple_choice", "Who?", "x:1: a line cannot have the choices of an example; give a .csv"),
+        ("multiple_choice", "Who?", "x:1: a line cannot have the choices of an example; give"),
     ],
 )
 def test_a_line_of_each_task(kind, line, inputs):

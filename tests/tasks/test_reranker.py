@@ -104,6 +104,14 @@ def test_a_label_for_each_passage_or_the_first_is_relevant(tmp_path):
         read(lines)
 
 
+def test_truths_in_a_csv_are_those_of_json(tmp_path):
+    lines, table = tmp_path / "a.jsonl", tmp_path / "a.csv"
+    rows = [{"query": "who", "passage": text, "label": text == "fox"} for text in ("fox", "dog")]
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    table.write_text("query,passage,label\nwho,fox,True\nwho,dog,False\n")
+    assert read(table) == read(lines) == [(("who", "fox"), (1.0,)), (("who", "dog"), (0.0,))]
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

@@ -287,3 +287,11 @@ def test_a_table_with_another_separator_is_named(name, separator, right, tmp_pat
     (record,) = read_records(str(path))
     with refused(f"the columns of a {path.suffix} are separated by {right}"):
         record.field("text", "data.text_field")
+
+
+def test_quotes_of_a_tsv_are_named(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text('"id"\t"text"\n"1"\t"a b"\n')
+    (record,) = read_records(str(path))
+    with refused("a .tsv has no quotes; remove them, or write a .csv"):
+        record.field("text", "data.text_field")
