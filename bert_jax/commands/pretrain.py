@@ -96,11 +96,6 @@ def _check_minutes(args: argparse.Namespace, recipe: Recipe) -> None:
         "--minutes begins a schedule of its own, and --fork continues that of another run",
         fix="give --config.steps instead",
     )
-    refuse(
-        args.num_processes and args.num_processes > 1,
-        "--minutes is for one host",
-        fix="give --config.steps on several",
-    )
 
 
 def _take_fitted(recipe: Recipe, own: TrainConfig) -> None:

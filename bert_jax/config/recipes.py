@@ -16,6 +16,7 @@ _PACKAGE = Path(__file__).parents[1]
 _FOLDER = next(p for p in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if p.is_dir())
 _Config = TypeVar("_Config", TrainConfig, FinetuneConfig)
 _KINDS = {TrainConfig: "pretraining", FinetuneConfig: "fine-tuning"}
+_files: set[Path] = set()  # of the recipes that this process has run
 
 
 @overload
@@ -42,6 +43,7 @@ def recipe(name: str, kind: type = object) -> Any:
         such = "tiny" if kind is TrainConfig else "finetune/classification"
         raise UserError(f"{path} is no recipe, which is a Python file; name one, such as {such}")
     try:
+        _files.add(path.absolute())
         with _imports_beside(path):
             get_config = runpy.run_path(str(path))["get_config"]
             config = get_config(argument) if argument else get_config()
@@ -67,6 +69,23 @@ def _imports_beside(path: Path) -> Iterator[None]:
         yield
     finally:
         sys.path.remove(folder)
+
+
+def source_files() -> set[Path]:
+    """Return the user's own Python files that this process has run, as far as they are known.
+
+    They are the recipes, the program, and the modules in the folders of these.
+    """
+    modules = (getattr(each, "__file__", None) for each in [*sys.modules.values()])
+    loaded = {Path(file).absolute() for file in modules if file and file.endswith(".py")}
+    program = Path(getattr(sys.modules["__main__"], "__file__", None) or "").absolute()
+    folders = {path.parent for path in _files | (loaded & {program})}
+    beside = {path for path in loaded if not folders.isdisjoint(path.parents)}
+    return {
+        path
+        for path in _files | beside
+        if "site-packages" not in path.parts and _PACKAGE not in path.parents and path.is_file()
+    }
 
 
 def find(name: str) -> tuple[Path, str]:

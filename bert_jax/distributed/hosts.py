@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -25,6 +25,7 @@ import jaxlib.version
 from jax._src.distributed import global_state
 
 from bert_jax import console
+from bert_jax.config import recipes
 from bert_jax.config.settings import flatten
 from bert_jax.console import Level
 from bert_jax.errors import CommandError, HostLost, Interrupted, UserError
@@ -221,18 +222,24 @@ def check_same_command(config: Any, flags: Mapping[str, Any]) -> None:
 
     It is the first thing that a run does: what it waits for next may depend on its settings.
     """
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-        digest.update(path.name.encode() + path.read_bytes())
+    if count() == 1:
+        return
     devices = jax.local_devices()
     values = {
-        "the code": digest.hexdigest()[:16],
+        "the code of bert_jax": _digest(Path(__file__).parents[1].rglob("*.py")),
+        "the code of the recipe, or of files beside it": _digest(recipes.source_files()),
         "the version of JAX": f"{jax.__version__}, jaxlib {jaxlib.version.__version__}",
         **{f"--{name}": value and str(value) for name, value in flags.items()},
         **flatten(config),
         "the number and kind of devices": f"{len(devices)} × {devices[0].device_kind}",
     }
     check_same(values, "start the same command with the same code on each")
+
+
+def _digest(files: Iterable[Path]) -> str:
+    """Return a hash of files by their names and contents, wherever they are."""
+    contents = sorted((path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files)
+    return hashlib.sha256(repr(contents).encode()).hexdigest()[:16]
 
 
 def run(main: Callable[[], None]) -> None:

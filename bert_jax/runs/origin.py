@@ -81,19 +81,24 @@ def find(
     if init is not None and fork is not None:
         raise UserError("--init and --fork are both set; --fork has the weights too: leave one")
     bert = None if init is None else _initial_model(init, workdir)
+    if bert and not workdir.last_step:
+        hosts.check_same(
+            {"the content of --init": checkpoint.checksum(bert.params)}, "copy it once more"
+        )
     if not workdir.config:
         kept_by = next((flag for flag, by in {"--init": init, "--fork": fork}.items() if by), "")
         vocabulary.check(config, kept_by, fields or ())
     if bert:
         resumed = workdir.path if workdir.config else None
         tokenizer = vocabulary.chosen_tokenizer(config, parts, bert, resumed)
+        hosts.check_same(
+            {"the tokenizer": tokenizer.fingerprint[:16]},
+            "copy what tokenizer.path names, and with tokenizer.add the text, once more",
+        )
         bert = vocabulary.with_tokenizer(bert, tokenizer)
     if fork is not None and not workdir.config:
         return _find_fork(config, workdir, forks.find(fork))
     config = resolve(config, workdir, validate, bert=bert, fields=fields)
-    if bert and not workdir.last_step:
-        content = {"the content of --init": checkpoint.checksum(bert.params)}
-        hosts.check_same(content, "copy it once more")
     if bert:
         # To the host's memory: a second copy of them would stay on a device to the end of the run.
         bert = dataclasses.replace(bert, params=jax.device_get(bert.params))
@@ -151,7 +156,10 @@ def _tokenizer_of_resumed(
 
 def _find_fork(config: TrainConfig, workdir: Workdir[TrainConfig], fork: AnyPath) -> Origin:
     """Return the origin of a run that continues from a checkpoint of another one."""
-    hosts.check_same({"the checkpoint of --fork": str(fork)}, "copy the run once more")
+    same = {"the checkpoint of --fork": str(fork), "its content": checkpoint.content(fork)}
+    hosts.check_same(same, "copy the run once more")
+    # Each host may have a copy. The first one verifies its own when it reads the state.
+    hosts.run_on_all_hosts(lambda: hosts.is_main() or checkpoint.verify(fork, "state"))
     before = forks.read_config(fork)
     config = forks.resolve(config, fork, before, workdir)
     config = resolve(config, workdir, validate, forked_from=before.model)
@@ -169,6 +177,11 @@ def _find_fork(config: TrainConfig, workdir: Workdir[TrainConfig], fork: AnyPath
     if same_sequences and workdirs.has_same_text(before, config):
         earlier = workdirs.read_before(results, run)
         read = earlier.until(step, make_schedule(before).stages)
+    text = results.get("text_identity")
+    hosts.check_same(
+        {"what the run of --fork has read": [dataclasses.asdict(read), text]},
+        "copy the run once more, with its results.json",
+    )
     return Origin(
         "forked",
         config,
@@ -176,7 +189,7 @@ def _find_fork(config: TrainConfig, workdir: Workdir[TrainConfig], fork: AnyPath
         before=before,
         tokenizer=tokenizer,
         read_before=read,
-        text_before=results.get("text_identity"),
+        text_before=text,
     )
 
 

@@ -3,10 +3,12 @@
 import contextlib
 import dataclasses
 import errno
+import hashlib
 import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -50,6 +52,17 @@ class _Manager(ocp.CheckpointManager):
         return False
 
 
+def _wait_at_barrier(*, key: str, timeout_ms: int) -> None:
+    """Wait for all hosts, unless this one is about to report an error.
+
+    Orbax lets a host whose save has failed wait for the others before it raises the error. They
+    wait for its part of the checkpoint, for up to twenty minutes.
+    """
+    if error := sys.exception():
+        raise error
+    ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
+
+
 class Checkpoints:
     """The checkpoints of a run, written while training continues, each host its own shards."""
 
@@ -75,7 +88,9 @@ class Checkpoints:
             best_fn=rank,  # without it Orbax does not write the metrics
             todelete_subdir=self._deleted and _DELETED,
             cleanup_tmp_directories=True,  # which a killed run has left
-            async_options=ocp.AsyncOptions(post_finalization_callback=self._complete),
+            async_options=ocp.AsyncOptions(
+                post_finalization_callback=self._complete, barrier_sync_fn=_wait_at_barrier
+            ),
         )
         items = ("state", "config", "tokenizer", "log_window")
         with _writing(self.folder):
@@ -232,7 +247,7 @@ def _write_checksums(checkpoint: Path) -> None:
     hosts.write_on_main(checkpoint / _CHECKSUMS, json.dumps(content, indent=1))
 
 
-def _verify(checkpoint: AnyPath, item: str) -> None:
+def verify(checkpoint: AnyPath, item: str) -> None:
     """Refuse an item of a checkpoint that has changed since it was written."""
     with _reading(checkpoint):
         if not (checkpoint / _CHECKSUMS).exists():  # one of an earlier version
@@ -243,9 +258,17 @@ def _verify(checkpoint: AnyPath, item: str) -> None:
             raise ValueError(damage)
 
 
+def content(checkpoint: AnyPath) -> str:
+    """Return a hash of what a checkpoint holds, by its checksums; the same for all without them."""
+    path = checkpoint / _CHECKSUMS
+    with _reading(checkpoint):
+        recorded = json_files.read_json(path, _REMEDY) if path.exists() else {}
+    return hashlib.sha256(json.dumps(recorded, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def read_json(checkpoint: AnyPath, item: str) -> dict[str, Any]:
     """Return an item of a checkpoint that is JSON: "config", "tokenizer" or "log_window"."""
-    _verify(checkpoint, item)
+    verify(checkpoint, item)
     with _reading(checkpoint):
         return json.loads((checkpoint / item / "metadata").read_text())
 
@@ -270,14 +293,14 @@ def read_scores(checkpoint: AnyPath) -> dict[str, float] | None:
     path = checkpoint / "metrics/metrics"
     if not path.exists():
         return None
-    _verify(checkpoint, "metrics")
+    verify(checkpoint, "metrics")
     with _reading(checkpoint):
         return json.loads(path.read_text())
 
 
 def read_state(checkpoint: AnyPath, like: TrainState) -> TrainState:
     """Read a checkpoint's state onto the devices of `like`, an abstract state."""
-    hosts.run_on_main(lambda: _verify(checkpoint, "state"))
+    hosts.run_on_main(lambda: verify(checkpoint, "state"))
     with _reading(checkpoint), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
         arguments = ocp.args.StandardRestore(like)
         return reader.restore(paths.absolute(checkpoint) / "state", args=arguments)
@@ -287,7 +310,7 @@ def read_params(checkpoint: AnyPath, like: Any, optional: Sequence[str] = ()) ->
     """Read a checkpoint's parameters like those of `like`, without `optional` modules it lacks."""
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     folder = paths.absolute(checkpoint) / "state"
-    _verify(checkpoint, "state")
+    verify(checkpoint, "state")
     with _reading(checkpoint), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         metadata = reader.metadata(folder).item_metadata
         if metadata is None:

@@ -23,7 +23,7 @@ from bert_jax.config import (
     TaskConfig,
     TrainConfig,
 )
-from bert_jax.config.recipes import recipe
+from bert_jax.config.recipes import recipe, source_files
 from bert_jax.config.schedule import (
     config_of_step,
     default_predictions,
@@ -349,6 +349,9 @@ def test_recipes_by_name_and_by_path(tmp_path):
     path.write_text("from beside_a_recipe import WORDS\n\ndef get_config():\n    return WORDS\n")
     assert recipe(str(path)) == "words"
     assert sys.path == before
+    # Both are code of a run, which several hosts compare.
+    assert {path, tmp_path / "beside_a_recipe.py"} <= source_files()
+    assert not [file for file in source_files() if "bert_jax" in file.parts[-3:-1]]
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,31 @@ def test_a_fork_with_more_positions_interpolates_those_of_the_run(
     assert load(tmp_path / "fork").config.max_position_embeddings == 48
 
 
+def test_copies_of_a_forked_run_are_compared(tiny_config, copied, tmp_path, monkeypatch):
+    """Several hosts may each have one: of another state, or without what the run has read."""
+    config, compared = changed(tiny_config, steps=5), {}
+    monkeypatch.setattr(hosts, "check_same", lambda values, fix: compared.update(values))
+
+    def values() -> dict:
+        compared.clear()
+        pretraining.start(config, tmp_path / "fork", fork=copied)
+        return {name: repr(value) for name, value in compared.items()}
+
+    before = values()
+    (copied / "results.json").write_text(json.dumps({"text_identity": "another"}))
+    differ = {name for name, value in values().items() if value != before[name]}
+    assert differ == {"what the run of --fork has read"}
+    checksums = copied / "checkpoints/4/checksums.json"
+    recorded = json.loads(checksums.read_text())
+    name = next(name for name in recorded if name.startswith("state/"))
+    checksums.write_text(json.dumps({**recorded, name: recorded[name] + 1}))
+    assert values()["its content"] != before["its content"]
+    monkeypatch.setattr(hosts, "run_on_main", lambda action: action())
+    monkeypatch.setattr(hosts, "is_main", lambda: False)  # the first host finds it out later
+    with refused(f"checkpoints/4 cannot be read ({name} has changed since it was written)"):
+        values()
+
+
 def test_weights_with_more_positions(tiny_config, stopped, tmp_path, printed):
     bert, config = load(stopped), changed(tiny_config, steps=5)
     config.model.max_position_embeddings = 48

@@ -34,6 +34,25 @@ def rank(held_out: Mapping[str, float]) -> float:
     return -held_out["loss"]
 
 
+def test_a_host_whose_save_failed_waits_for_no_other(monkeypatch):
+    waited: list[str] = []
+
+    def barrier(*, key: str, timeout_ms: int) -> None:
+        waited.append(key)
+
+    def fail() -> None:
+        try:
+            raise OSError("the disk is full")
+        finally:  # as Orbax does
+            checkpoint._wait_at_barrier(key="b", timeout_ms=1)
+
+    monkeypatch.setattr(checkpoint.ocp.multihost, "get_barrier_sync_fn", lambda: barrier)
+    checkpoint._wait_at_barrier(key="a", timeout_ms=1)
+    with pytest.raises(OSError, match="full"):
+        fail()
+    assert waited == ["a"]
+
+
 def opened(folder, tokenizer):
     return checkpoint.Checkpoints(folder, CheckpointConfig(keep=2), tokenizer, rank)
 
