@@ -156,8 +156,10 @@ def _tokenizer_of_resumed(
 
 def _find_fork(config: TrainConfig, workdir: Workdir[TrainConfig], fork: AnyPath) -> Origin:
     """Return the origin of a run that continues from a checkpoint of another one."""
-    same = {"the checkpoint of --fork": str(fork), "its content": checkpoint.content(fork)}
-    hosts.check_same(same, "copy the run once more")
+    hosts.check_same(
+        {"the checkpoint of --fork": str(fork), "the content of --fork": checkpoint.content(fork)},
+        "copy the run once more",
+    )
     # Each host may have a copy. The first one verifies its own when it reads the state.
     hosts.run_on_all_hosts(lambda: hosts.is_main() or checkpoint.verify(fork, "state"))
     before = forks.read_config(fork)

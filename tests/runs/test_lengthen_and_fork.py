@@ -164,7 +164,7 @@ def test_copies_of_a_forked_run_are_compared(tiny_config, copied, tmp_path, monk
     recorded = json.loads(checksums.read_text())
     name = next(name for name in recorded if name.startswith("state/"))
     checksums.write_text(json.dumps({**recorded, name: recorded[name] + 1}))
-    assert values()["its content"] != before["its content"]
+    assert values()["the content of --fork"] != before["the content of --fork"]
     monkeypatch.setattr(hosts, "run_on_main", lambda action: action())
     monkeypatch.setattr(hosts, "is_main", lambda: False)  # the first host finds it out later
     with refused(f"checkpoints/4 cannot be read ({name} has changed since it was written)"):
