@@ -213,10 +213,11 @@ def _read_examples(
         )
     if head:
         check_same_head(task, head)
-    fingerprint = f"{datasets.fingerprint()}-{checkpoint.checksum(initial.params)}"
-    tests = datasets.fingerprint(of_tests=True)
-    same = {"the training data": fingerprint, "the test data": tests}
+    origin.check_same_model(initial)
+    train_data, test_data = datasets.fingerprint(), datasets.fingerprint(of_tests=True)
+    same = {"the training data": train_data, "the test data": test_data}
     hosts.check_same(same, "copy the files once more")
+    fingerprint = f"{train_data}-{checkpoint.checksum(initial.params)}"
     workdirs.check_text(workdir, fingerprint)
     return Examples(
         task=task,

@@ -82,9 +82,7 @@ def find(
         raise UserError("--init and --fork are both set; --fork has the weights too: leave one")
     bert = None if init is None else _initial_model(init, workdir)
     if bert and not workdir.last_step:
-        hosts.check_same(
-            {"the content of --init": checkpoint.checksum(bert.params)}, "copy it once more"
-        )
+        check_same_model(bert)
     if not workdir.config:
         kept_by = next((flag for flag, by in {"--init": init, "--fork": fork}.items() if by), "")
         vocabulary.check(config, kept_by, fields or ())
@@ -126,6 +124,17 @@ def find(
         tokenizer=tokenizer,
         read_before=workdirs.read_before(workdir.results, workdir.path),
     )
+
+
+def check_same_model(bert: Bert) -> None:
+    """Refuse copies of the model of --init that differ between hosts."""
+    if hosts.count() == 1:  # whose checksum nobody asks for
+        return
+    values = {
+        "the content of --init": checkpoint.checksum(bert.params),
+        "the tokenizer of --init": bert.tokenizer.fingerprint[:16],
+    }
+    hosts.check_same(values, "copy it once more")
 
 
 def _initial_model(init: str | Path, workdir: Workdir) -> Bert:
