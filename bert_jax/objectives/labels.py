@@ -4,7 +4,6 @@ Source: google-research/bert `run_classifier.py` and `run_squad.py`; of regressi
 labels a text, `transformers`; of passages, Gao et al. 2021 (LCE).
 """
 
-import abc
 import dataclasses
 from typing import Any
 
@@ -20,7 +19,10 @@ from bert_jax.training.objective import Batch, Metrics, PredictionObjective, Wei
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LabelsObjective(PredictionObjective):
-    """The mean cross-entropy over the classes that are known. One below 0 is unknown."""
+    """The mean cross-entropy over all labels: classes, or for each label a weight of every output.
+
+    A class below 0 is unknown, and so is a label with a NaN. They have no loss.
+    """
 
     def weights(self, batch: Batch) -> Weights:
         return {"loss": self.is_known(batch["labels"]).astype(jnp.float32).sum()}
@@ -37,37 +39,24 @@ class LabelsObjective(PredictionObjective):
         labels: Array,
         collectives: Collectives = SINGLE_DEVICE,
     ) -> Metrics:
-        """Return the loss and the accuracy."""
-        is_known = self.is_known(labels)
-        known = jnp.where(is_known, labels, 0)
-        return cross_entropy("", logits, known, is_known.astype(jnp.float32))
-
-    def is_known(self, labels: Array) -> Bool[Array, "*labels"]:
-        """Return which labels are known; the others have no loss."""
-        return labels >= 0
-
-
-class _NumbersObjective(LabelsObjective, abc.ABC):
-    """The mean of a loss over labels that are numbers, NaN if unknown."""
-
-    @abc.abstractmethod
-    def losses(self, logits: Float[Array, "*labels N"], labels: Array) -> Float[Array, "*labels"]:
-        """Return the loss of each label."""
-
-    def metrics(
-        self,
-        logits: Float[Array, "*labels N"],
-        labels: Array,
-        collectives: Collectives = SINGLE_DEVICE,
-    ) -> Metrics:
-        """Return the loss."""
+        """Return the loss and, of classes, the accuracy."""
         weights = self.is_known(labels).astype(jnp.float32)
+        if not _are_numbers(labels):
+            return cross_entropy("", logits, jnp.where(weights > 0, labels, 0), weights)
         losses = self.losses(logits, jnp.nan_to_num(labels))
         return {"loss": WeightedSum((weights * losses).sum(), weights.sum())}
 
+    def is_known(self, labels: Array) -> Bool[Array, "*labels"]:
+        """Return which labels are known."""
+        return ~jnp.isnan(labels).any(-1) if _are_numbers(labels) else labels >= 0
 
-class RegressionObjective(_NumbersObjective):
-    """The mean squared error of the first output."""
+    def losses(self, logits: Float[Array, "*labels N"], labels: Array) -> Float[Array, "*labels"]:
+        """Return the loss of each label that is numbers, which are finite."""
+        return -(labels * jax.nn.log_softmax(logits)).sum(-1)
+
+
+class RegressionObjective(LabelsObjective):
+    """The mean squared error of the first output. A label is a number, NaN if unknown."""
 
     def is_known(self, labels: Array) -> Bool[Array, "*labels"]:
         return ~jnp.isnan(labels)
@@ -76,18 +65,12 @@ class RegressionObjective(_NumbersObjective):
         return jnp.square(logits[..., 0] - labels)
 
 
-class ListwiseObjective(_NumbersObjective):
-    """The mean cross-entropy with the weights that each label gives to the outputs."""
-
-    def is_known(self, labels: Array) -> Bool[Array, "*labels"]:
-        return ~jnp.isnan(labels).any(-1)
-
-    def losses(self, logits: Float[Array, "*labels N"], labels: Array) -> Float[Array, "*labels"]:
-        return -(labels * jax.nn.log_softmax(logits)).sum(-1)
-
-
-class BinaryObjective(ListwiseObjective):
-    """The mean binary cross-entropy over the outputs, each of which has a label from 0 to 1."""
+class BinaryObjective(LabelsObjective):
+    """The mean binary cross-entropy over the outputs. A label has a number from 0 to 1 of each."""
 
     def losses(self, logits: Float[Array, "*labels N"], labels: Array) -> Float[Array, "*labels"]:
         return optax.sigmoid_binary_cross_entropy(logits, labels).mean(-1)
+
+
+def _are_numbers(labels: Array) -> bool:
+    return jnp.issubdtype(labels.dtype, jnp.floating)

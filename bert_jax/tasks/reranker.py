@@ -15,7 +15,7 @@ from bert_jax.config.ranges import NOT_NEGATIVE
 from bert_jax.config.settings import setting
 from bert_jax.errors import UserError, refuse
 from bert_jax.models.heads import SequenceScores, TaskModel
-from bert_jax.objectives.labels import BinaryObjective, ListwiseObjective
+from bert_jax.objectives.labels import BinaryObjective, LabelsObjective
 from bert_jax.retrieval import bm25, metrics
 from bert_jax.tasks import readers
 from bert_jax.tasks.base import Task
@@ -231,7 +231,7 @@ class Reranker(Task):
 
     def objective(self, model: TaskModel) -> PredictionObjective:
         is_listwise = self.config.loss == "listwise"
-        return ListwiseObjective(model) if is_listwise else BinaryObjective(model)
+        return LabelsObjective(model) if is_listwise else BinaryObjective(model)
 
     def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
         start, count = features.notes[index]
