@@ -14,7 +14,7 @@ from bert_jax.config import FinetuneConfig, TrainConfig
 from bert_jax.config.fields import Dtype
 from bert_jax.convert.export import export
 from bert_jax.convert.huggingface import Exported
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, renamed
 from bert_jax.inference.hidden_states import encoder_output
 from bert_jax.inference.index import TextIndex
 from bert_jax.inference.loading import LoadedModel, load_model
@@ -294,7 +294,11 @@ class Bert(LoadedModel):
         >>> len(predictions), sorted(predictions[0])
         (2, ['label', 'probabilities', 'probability'])
         """
-        return predict(self, examples, text=text, label=label, batch_size=batch_size)
+        try:
+            return predict(self, examples, text=text, label=label, batch_size=batch_size)
+        except UserError as error:
+            error.args = (renamed(str(error), {"data.text": "text", "data.label": "label"}),)
+            raise
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
         """Write a self-contained checkpoint, which `load` reads.

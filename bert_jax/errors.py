@@ -22,6 +22,17 @@ def nearest(word: str, names: Iterable[str] | Mapping[str, str], otherwise: str)
     return f"did you mean {shown[close[0]]}?" if close else otherwise
 
 
+def renamed(message: str, names: Mapping[str, str]) -> str:
+    """Return a message with the fields of a config by other names: those of flags or arguments.
+
+    >>> renamed("set data.text to one of a, b", {"data.text": "--columns"})
+    'set --columns to one of a, b'
+    """
+    any_name = "|".join(map(re.escape, names))
+    pattern = rf"(?<![\w./-])({any_name})(?!\w|\.\w|\[)"
+    return re.sub(pattern, lambda match: names[match[0]], message) if names else message
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its type, at most 300 characters of it."""
     return (str(error).strip() or repr(error)).splitlines()[0][:300]

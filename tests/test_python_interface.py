@@ -412,7 +412,11 @@ def with_phase(config: bert_jax.TrainConfig, phase: Any) -> bert_jax.TrainConfig
         (lambda it: bert_jax.finetune(it.tuning, "", "x"), "path is empty"),
         (lambda it: bert_jax.finetune(it.tuning, it.bert, ""), "path is empty"),
         (lambda it: bert_jax.load(None), "a path is None; give the name"),
-        (lambda it: it.classifier.predict(["a"], text=3), "data.text is 3"),
+        (lambda it: it.classifier.predict(["a"], text=3), "text is 3"),
+        (
+            lambda it: it.classifier.predict([{"body": "a"}]),
+            "has no column 'sentence'; set text to one of body",
+        ),
         (lambda it: bert_jax.pretrain(it.config, None), "a path is None; give"),
         (lambda it: bert_jax.finetune(it.tuning, 3, "x"), "a path is 3; give"),
         (lambda it: it.bert.save("", force=True), "path is empty"),

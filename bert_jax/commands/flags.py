@@ -2,13 +2,12 @@
 
 import argparse
 import math
-import re
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from bert_jax.config import FinetuneConfig, TrainConfig, recipes, settings
-from bert_jax.errors import UserError, nearest
+from bert_jax.errors import UserError, nearest, renamed
 
 # The fields that `--help` lists; `--help-all` lists all.
 _COMMON = {
@@ -146,9 +145,7 @@ class Parser(argparse.ArgumentParser):
         # Now, not before: reading a recipe imports settings with fields of their own.
         fields = settings.names(self.recipe[1]) if self.recipe[0] else []
         flags = self.flags | {name: f"--config.{name}" for name in fields if "." in name}
-        names = "|".join(map(re.escape, flags))
-        pattern = rf"(?<![\w./-])({names})(?!\w|\.\w|\[)"
-        return re.sub(pattern, lambda m: flags[m[0]], message) if names else message
+        return renamed(message, flags)
 
 
 def add_config(parser: Parser, default: str, kind: type) -> None:

@@ -53,6 +53,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
+    from bert_jax.inference.predictions import predict
     from bert_jax.tasks import make_task
 
     if bool(args.text) == bool(args.file):
@@ -75,7 +76,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     if output:
         file_to_write(output)
         _check_kept(args.file, [f"{output}{suffix}" for suffix in task.file_suffixes])
-    predict = partial(bert.predict, text=args.columns, label=args.label)
+    predicted = partial(predict, bert, text=args.columns, label=args.label)
 
     def make_example(where: str, line: str) -> "Example":
         return task.example_from(task.line_value(line, where, bert.data), where, bert.data)
@@ -83,11 +84,11 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     # Each is made when it is read, so that the lines before a wrong one are answered.
     examples = itertools.starmap(make_example, lines or ())
     if lines is None:
-        parts = iter([predict(Path(args.file))])
+        parts = iter([predicted(Path(args.file))])
     elif output:
-        parts = iter([predict([*examples])])
+        parts = iter([predicted([*examples])])
     else:
-        parts = map(predict, texts.read_ahead(examples))
+        parts = map(predicted, texts.read_ahead(examples))
     # What is read by a program or a person has standard output for itself.
     say = partial(print, file=sys.stderr if is_printed else sys.stdout)
     count = truncated = 0
