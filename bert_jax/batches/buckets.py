@@ -93,14 +93,15 @@ class Batcher:
         # Of a sequence.
         self.tokens = float(self.lengths.mean() if features.is_packed else lengths.mean())
         self.padding = 1 - self.tokens / max_length  # its share if all had `max_length`
-        self._unk = tokenizer.unk_id
+        self._unk, self._mask = tokenizer.unk_id, tokenizer.mask_id
 
     @property
     def unknown(self) -> tuple[int, int]:
         """How many tokens stand for text that the tokenizer does not know, and of how many."""
         sequences = self.features.sequences
         unknown = sum(int(np.count_nonzero(ids == self._unk)) for ids in sequences)
-        return unknown, sum(len(ids) - 2 for ids in sequences)  # without [CLS] and the last [SEP]
+        # Without [CLS], the last [SEP], and the [MASK]s that fill up a query.
+        return unknown, sum(int(np.count_nonzero(ids != self._mask)) - 2 for ids in sequences)
 
     @functools.cached_property
     def _ragged_labels(self) -> Ragged:

@@ -143,14 +143,16 @@ class TextEncoder:
         for index, (text, ids) in enumerate(zip(texts, tokens, strict=True)):
             embedded, spans = vectors[index], None
             if offsets:
-                spans = np.array(offsets[index], np.int32).reshape(-1, 2)[:room]
+                spans = np.array(offsets[index], np.int32).reshape(-1, 2)
             if spans is not None and (start := len(self._before)):  # what is embedded is the text
                 is_of_text, text = spans[:, 1] > start, text[start:]
-                embedded = embedded[is_of_text]
+                embedded = embedded[is_of_text[: len(embedded)]]
                 spans = np.maximum(spans[is_of_text] - start, 0)
             if spans is not None and self._pooling == "words":
                 words = word_spans(text)
                 embedded, spans = _pool_words(embedded, spans, words), words
+            elif spans is not None:
+                spans = spans[: len(embedded)]
             result.append(TextEmbedding(embedded, spans, is_truncated=len(ids) > room))
         return result
 
@@ -231,11 +233,17 @@ def _pooled(
 
 
 def _pool_words(vectors: np.ndarray, tokens: np.ndarray, words: np.ndarray) -> np.ndarray:
-    """Return the mean of the tokens that overlap each word: [words, D] from [tokens, D]."""
+    """Return the mean of the tokens that overlap each word, [words, D].
+
+    Args:
+      vectors: of the first tokens, [T, D]. A word that has other tokens too gets NaN.
+      tokens: the span of each token of the text, [tokens, 2].
+      words: the span of each word, [words, 2].
+    """
     result = np.full((len(words), vectors.shape[1]), np.nan, np.float32)
     # The spans of tokens and of words are both in the order of the text.
     first = np.searchsorted(tokens[:, 1], words[:, 0], side="right")
     end = np.searchsorted(tokens[:, 0], words[:, 1], side="left")
-    for word in np.flatnonzero(first < end):
+    for word in np.flatnonzero((first < end) & (end <= len(vectors))):
         result[word] = vectors[first[word] : end[word]].mean(0)
     return result

@@ -135,7 +135,7 @@ def predict(
     if not task.labels:  # of a foreign multiple choice, whose choices have no names
         task = type(task)(task.config, task.label_names(examples))
     is_named = label not in (None, DataFiles().label)  # the default column may be absent
-    if is_named and all(example.label is None for example in examples):
+    if is_named and all(each.label is None or each.absent_column == label for each in examples):
         raise UserError(f"no example has a label in {label!r}; name another column, or none")
     check_labels(task, examples, "correct it, or name another column of labels")
     features = task.features(examples, model.tokenizer, model.config, data.max_length)

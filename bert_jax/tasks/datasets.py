@@ -233,7 +233,7 @@ def check_labels(task: Task, examples: Sequence[Example], fix: str) -> None:
 
 def parse_sources(sources: str, default: str) -> dict[str, str]:
     """Return the sources of "NAME=SOURCE,NAME=SOURCE", or of one without a name."""
-    if os.path.isfile(sources):
+    if os.path.isfile(os.path.expanduser(sources)):
         return {default: sources}
     parts = [part.strip() for part in sources.split(",") if part.strip()]
     if len(parts) == 1:

@@ -124,9 +124,9 @@ def fields(name: str, record: Record, data: DataFiles) -> dict[str, Any]:
             f"{record.where} has no column {missing!r}, as {name} has; give that task's file, "
             "or set data.text and data.label to its columns"
         )
-    number = next((str(values[column]) for column in _IDS if column in values), None)
+    number = next((values[column] for column in _IDS if column in values), None)
     return {
-        "id": int(number) if number and number.isdecimal() else number,
+        "id": int(number) if isinstance(number, str) and number.isdecimal() else number,
         "texts": tuple(values[column] for column in columns),
         "label": _label(task, label, record.where),
     }
@@ -134,7 +134,9 @@ def fields(name: str, record: Record, data: DataFiles) -> dict[str, Any]:
 
 def _label(task: Layout, label: Any, where: str) -> str | float | None:
     """Return a label by its name or number; None without one, or with -1, which hides it."""
-    if label is None or label in task.labels:
+    if label in (None, ""):
+        return None
+    if label in task.labels:
         return label
     number = readers.to_number(label)
     if number == -1:

@@ -260,5 +260,7 @@ def _mark(token: str, tokenizer: Tokenizer) -> list[int]:
 
 def _ids_of(tokens: Sequence[str], tokenizer: Tokenizer) -> list[int]:
     """Return the ids of the tokens that a tokenizer has."""
+    if not tokens:  # the vocabulary may be large
+        return []
     known = {tokenizer.id_to_token(index): index for index in range(tokenizer.vocab_size)}
     return [known[token] for token in tokens if token in known]

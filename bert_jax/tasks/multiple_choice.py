@@ -41,7 +41,8 @@ class MultipleChoice(Classification):
             return None
         columns = ["context", "start", *(f"choices[{i}]" for i in range(len(choices)))]
         texts = (value.get("context"), value.get("start", ""), *choices)
-        return {"columns": columns, "texts": texts}
+        own = {name: value.get(name) for name in ("id", "label")}
+        return {"columns": columns, "texts": texts, **own}
 
     def line_value(self, line: str, where: str, data: DataFiles) -> Any:
         """Refuse a line, which has no column for each choice."""

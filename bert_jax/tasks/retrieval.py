@@ -19,7 +19,7 @@ from bert_jax.text.tokenizer import Tokenizer
 
 RETRIEVAL_METRICS = ("ndcg@10", "mrr@10", "recall@1", "recall@10", "map")
 _RANKED = 100  # passages of a query that MAP looks at, as in sentence-transformers
-_IS_PAIR = 1.0  # the label of texts that belong together
+_IS_PAIR, _IS_APART = 1.0, 0.0  # the label of texts that belong together, and of others
 
 
 class Retrieval(Task):
@@ -60,22 +60,26 @@ class Retrieval(Task):
         texts = tuple(record.field(name, "data.text") for name in readers.text_columns(data))
         # The latter name is that of rerankers.
         labels = [record.fields.get(name) for name in (data.label, DataFiles().label)]
-        fields = {"id": record.fields.get("id"), "texts": texts}
-        fields |= {"is_apart": any(readers.to_relevance(label) <= 0 for label in labels)}
+        is_apart = any(readers.to_relevance(label) <= 0 for label in labels)
         is_absent = all(label is None or label == "" for label in labels)
-        return fields | {"absent_column": data.label if is_absent else ""}
+        return {
+            "id": record.fields.get("id"),
+            "texts": texts,
+            "pair_label": _IS_APART if is_apart else _IS_PAIR,
+            "absent_column": data.label if is_absent else "",
+        }
 
     def plain_fields(self, value: Any) -> Mapping[str, Any] | None:
         is_texts = isinstance(value, list | tuple) and len(value) > 1
         # Without a label, where a record without one is a pair that belongs together.
-        return {"texts": tuple(value), "is_apart": True} if is_texts else None
+        return {"texts": tuple(value), "pair_label": None} if is_texts else None
 
     def make_example(self, record: Record) -> Example:
         texts, where = record.fields["texts"], record.where
         if len(texts) < 2:
             raise UserError(f"{where} has one text; name two columns or more in data.text")
         readers.check_texts(texts, where)
-        label = None if record.fields.get("is_apart") else _IS_PAIR
+        label = record.fields.get("pair_label", _IS_PAIR)
         absent_column = record.fields.get("absent_column", DataFiles().label)
         return Example(record.fields.get("id"), where, texts, label, absent_column)
 
@@ -85,7 +89,14 @@ class Retrieval(Task):
         return dataclasses.replace(example, label=None) if example.absent_column else example
 
     def complete(self, example: Example, data: DataFiles, *, labelled: bool) -> Example:
-        _refuse_apart(example, labelled and self.has_pairs_alone and example.label is None)
+        if labelled and self.has_pairs_alone:
+            refuse(
+                example.absent_column not in ("", DataFiles().label),
+                f"{example.where} has no label in {data.label!r}",
+                fix="set data.label to the name of its column, or leave that out if the texts of "
+                "each row belong together",
+            )
+            _refuse_apart(example, example.label <= 0)
         return example
 
     def training_examples(self, examples: Sequence[Example]) -> Sequence[Example]:

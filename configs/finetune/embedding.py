@@ -20,7 +20,6 @@ def get_config() -> FinetuneConfig:
             train="builtin@train",
             eval="builtin@eval",
             text="query,passage",
-            label="score",
             max_length=64,
             batch_size=256,
         ),

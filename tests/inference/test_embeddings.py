@@ -117,6 +117,17 @@ def test_a_token_of_several_words_is_the_vector_of_each():
     spans = [np.array(spans) for spans in ([(0, 1), (1, 3)], [(0, 1), (1, 2), (2, 3)])]
     vectors = np.array([[1.0, 2.0], [3.0, 4.0]])
     assert embeddings._pool_words(vectors, *spans).tolist() == [[1, 2], [3, 4], [3, 4]]
+    cut = embeddings._pool_words(vectors[:1], *spans)
+    np.testing.assert_array_equal(cut, [[1, 2], [np.nan] * 2, [np.nan] * 2])
+
+
+@pytest.mark.filterwarnings("ignore:the text is longer")
+def test_a_word_that_is_cut_in_the_middle_has_no_vector(bert):
+    word = "banks"
+    assert len(bert.tokenizer.encode([word])[0]) > 1
+    (vectors,) = bert.encode(["bank " * 61 + word], pooling="words")
+    assert np.isfinite(vectors[:61]).all()
+    assert np.isnan(vectors[61]).all()
 
 
 def test_long_texts_are_truncated_and_counted(bert):

@@ -314,12 +314,17 @@ def test_texts_that_do_not_belong_together_are_no_pairs(tmp_path):
     task = Embedding(EmbeddingTaskConfig("embedding"))
     path = tmp_path / "a.tsv"
     path.write_text("query\tpassage\tlabel\na\tb\t1\nc\td\t0\n")
-    for label in ("label", "score"):  # the recipe names the latter, and a reranker's file has one
+    for label in ("label", "score"):  # a reranker's file has the former, whatever is named
         data = DataFiles(text="query,passage", label=label)
         with refused("a.tsv:3 has a label of 0 or less, of texts that do not belong together"):
             read_examples(task, str(path), data, labelled=True)
         found = read_examples(task, str(path), data, labelled=False)  # to be predicted
-        assert [each.label for each in found] == [1, None]
+        assert [each.label for each in found] == [1, 0]
+        assert [each.absent_column for each in found] == ["", ""]
+    misspelt = DataFiles(text="query,passage", label="labels")
+    path.write_text("query\tpassage\tgrade\na\tb\t1\nc\td\t0\n")
+    with refused("a.tsv:2 has no label in 'labels'; set data.label to the name of its column"):
+        read_examples(task, str(path), misspelt, labelled=True)
     scored = EmbeddingConfig(loss="cosent")
     for embedding, metric in ((EmbeddingConfig(), "spearman"), (scored, "ndcg@10")):
         with refused(f"task.metrics has '{metric}'"):

@@ -1,13 +1,14 @@
 """GLUE's tasks, in its own files and as datasets: columns, labels, skipped records."""
 
 import json
+import math
 
 import pytest
 from helpers import refused, write_file
 
 from bert_jax.config import DataFiles, FinetuneConfig, TaskConfig
-from bert_jax.tasks import glue
-from bert_jax.tasks.datasets import load_datasets
+from bert_jax.tasks import glue, make_task
+from bert_jax.tasks.datasets import load_datasets, read_examples
 from bert_jax.tasks.readers import Record
 
 COLUMNS = DataFiles()  # none that is named
@@ -164,7 +165,6 @@ REVIEW, SCORE = "sentence\tlabel\nA\t", "sentence1\tsentence2\tscore\nA\tB\t"
     ("name", "content", "key_words"),
     [
         ("sst2", f"{REVIEW}2\n", "2: the label is '2'; it must be negative, positive, or its"),
-        ("sst2", f"{REVIEW}\n", "2: the label is ''"),
         ("sst2", f"{REVIEW}Positive\n", "2: the label is 'Positive'"),
         ("stsb", f"{SCORE}5.1\n", "2: the label is '5.1'; it must be a number from 0 to 5"),
         ("stsb", f"{SCORE}nan\n", "2: the label is 'nan'"),
@@ -198,6 +198,18 @@ def test_datasets_of_hugging_face_and_tensorflow(tmp_path, kind):
         assert next(records).fields["label"] is None
         with refused("the label is True"):
             next(records)
+
+
+def test_empty_labels_and_ids(tmp_path):
+    """An example to predict has no label; an id that is missing is no text "None"."""
+    path = write_file(tmp_path / "a.tsv", f"{REVIEW}\n")
+    task = make_task(glue.task("sst2"))
+    assert [each.label for each in read_examples(task, path, COLUMNS, labelled=False)] == [None]
+    with refused("a.tsv:2 has no label"):
+        read_examples(task, path, COLUMNS, labelled=True)
+    rows = [{"sentence": "A", "label": 1, "idx": number} for number in (3.0, math.nan)]
+    found = read_examples(task, rows, COLUMNS, labelled=True)
+    assert [each.id for each in found] == [3, None]
 
 
 def test_columns_that_the_user_names(tmp_path):

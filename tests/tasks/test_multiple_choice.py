@@ -54,6 +54,12 @@ def test_a_model_from_elsewhere_reads_the_columns_of_swag(tmp_path):
     assert example.texts == TEXTS[:4]
 
 
+def test_a_dictionary_of_choices_has_its_label_and_its_id():
+    value = {"context": "A fox", "choices": ["runs", "reads"], "label": 1, "id": "x"}
+    example = task("0", "1").example_from(value, 0, UnknownColumns())
+    assert (example.label, example.id, example.texts) == ("1", "x", ("A fox", "", "runs", "reads"))
+
+
 def test_each_choice_is_a_pair_of_context_and_ending(wordpiece):
     texts = ("The fox jumps.", "The dog", "jumped", "over the lazy fox")
     examples = [

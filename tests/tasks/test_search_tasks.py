@@ -41,6 +41,8 @@ def test_the_roles_of_tokens(wordpiece):
     assert features.truncated == 1
     batch = Batcher(features, wordpiece, 2, 10).batch(np.array([0, 1, -1]), 16)
     assert batch["input_ids"].shape == batch["token_roles"].shape == (3, 3, 16)
+    # Of 3 tokens of each query, 2 of three passages and 8 of the last; not of the [MASK]s.
+    assert Batcher(features, wordpiece, 2, 10).unknown == (2, 20)
     rows = batch["input_ids"][0], batch["token_roles"][0]
     tokens = [[wordpiece.id_to_token(token) for token in row] for row in rows[0]]
     query = ["[CLS]", "[UNK]", "the", "dog", "[SEP]", "[MASK]", "[MASK]", "[MASK]"]
