@@ -16,7 +16,7 @@ LIMIT = 1 << 32
 
 POSITIVE = Range("a positive number below 2**32", lambda x: 0 < x < LIMIT)
 STEPS = Range("a positive number below 2**31", lambda x: 0 < x < 1 << 31)
-NOT_NEGATIVE = Range("at least 0 and below 2**32", lambda x: 0 <= x < 1 << 32)
+NOT_NEGATIVE = Range("at least 0 and below 2**32", lambda x: 0 <= x < LIMIT)
 SHARE = Range("at least 0 and below 1", lambda x: 0 <= x < 1)
 SHARE_OR_ALL = Range("at least 0 and at most 1", lambda x: 0 <= x <= 1)
 SHARE_OR_STEPS = Range(
@@ -25,5 +25,5 @@ SHARE_OR_STEPS = Range(
 POSITIVE_SHARE = Range("above 0 and at most 1", lambda x: 0 < x <= 1)
 SIZE = Range("a positive number of at most 2**24", lambda x: 0 < x <= 1 << 24)
 SIZE_OR_ZERO = Range("at least 0 and at most 2**24", lambda x: 0 <= x <= 1 << 24)
-COUNT_OR_REST = Range("a positive number, or -1 for the rest", lambda x: x == -1 or 0 < x < 1 << 32)
+COUNT_OR_REST = Range("a positive number, or -1 for the rest", lambda x: x == -1 or 0 < x < LIMIT)
 FINITE = Range("a finite number", math.isfinite)

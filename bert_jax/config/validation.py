@@ -15,6 +15,7 @@ from bert_jax.config import (
     TrainConfig,
 )
 from bert_jax.config.fields import MODEL_TYPES, POSITIONS, TASKS
+from bert_jax.config.ranges import LIMIT
 from bert_jax.config.schedule import Stage, make_schedule, share_of_steps
 from bert_jax.config.settings import check, look_up, resolve
 from bert_jax.errors import UserError, refuse
@@ -75,6 +76,11 @@ def validate(config: TrainConfig) -> None:
 def validate_finetuning(config: FinetuneConfig) -> None:
     """Refuse what `validate` does in a fine-tuning run, whose model is its checkpoint's."""
     check(config)
+    refuse(
+        config.seed + config.seeds > LIMIT,
+        f"seed + seeds is {config.seed + config.seeds}, and the last seed is below 2**32",
+        fix="lower seed",
+    )
     model, data = config.model, config.data
     validate_model(model, "config")
     _validate_parallel(config.parallel)

@@ -98,7 +98,7 @@ def connect(
 def _check_address(address: str, *, bind: bool) -> None:
     """Check that an address is HOST:PORT and, on process 0, that the port is free."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise UserError(f"--coordinator_address is {address!r}; set HOST:PORT of process 0")
     try:
         if bind:  # JAX may crash if it cannot

@@ -257,9 +257,11 @@ def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
         for seed in (seeds if config.compare else ())
     ]
     best = max(results, key=lambda result: task.rank(result["best"]))
-    params = checkpoint.read_params(
-        workdir / best["checkpoint"], run.program.setup.abstract_state.params
-    )
+    path = workdir / best["checkpoint"]
+    is_gone = any(hosts.gather(not path.exists()))
+    fix = f"remove {path.parents[1]} to train this seed again"
+    refuse(is_gone, f"{path}, the best of the run, is missing", fix=fix)
+    params = checkpoint.read_params(path, run.program.setup.abstract_state.params)
     params = weights.copy_params(run.program.setup.abstract_state.params, params)
     untrained = _score_untrained(run)
     rows = comparison(task, run.examples.datasets, results, run.constant_score, random, untrained)
@@ -333,7 +335,8 @@ def _write_best(bert: Bert, config: FinetuneConfig, workdir: Path) -> None:
     if hosts.is_main():
         if (new / "state").exists() and not best.exists():  # killed between two renames
             new.rename(best)
-        shutil.rmtree(new, ignore_errors=True)
+        for left in (new, *workdir.glob(".best.*")):  # by a run that was killed
+            shutil.rmtree(left, ignore_errors=True)
     description = dataclasses.asdict(dataclasses.replace(config, task=bert.task))
     checkpoint.write_params(new, bert.params, description, bert.tokenizer)
     if hosts.is_main():

@@ -21,9 +21,9 @@ _FREE = (*weights.COMPUTATION, *weights.DROPOUTS, "initializer_range", "global_r
 def find(fork: str | AnyPath) -> AnyPath:
     """Return the path of the checkpoint that is named by RUN, RUN@STEP or its own path."""
     name, at, step = str(fork).rpartition("@")
-    if not (at and step.isdecimal()) or os.path.exists(fork):
+    if not (at and step.isdecimal()) or os.path.exists(os.path.expanduser(fork)):
         name, step = str(fork), ""
-    path = paths.as_path(name)
+    path = paths.absolute(paths.as_path(name))  # its folder is that of the run
     with remote.reading(path):
         if path.name.isdecimal() and paths.is_folder(path / "state"):
             return path

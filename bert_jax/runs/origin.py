@@ -142,7 +142,8 @@ def _initial_model(init: str | Path, workdir: Workdir) -> Bert:
 
     A machine that resumes a run, such as one in place of another, may not have the folder.
     """
-    is_gone = not paths.is_on_hub(init) and not paths.exists(paths.as_path(init))
+    with remote.reading(init):
+        is_gone = not paths.is_on_hub(init) and not paths.exists(paths.as_path(init))
     is_gone = any(hosts.gather(is_gone))  # all hosts read the same one, and wait for each other
     if is_gone and workdir.config and workdir.results.get("init") and workdir.last_step:
         bert = load(workdir.checkpoints / str(workdir.last_step))

@@ -129,7 +129,7 @@ def new_schedule(before: Schedule, now: Schedule, step: int) -> None:
         warn_on_main(f"the learning rate jumps {change}, as {why}")
     elif step < now.rate.warmup:
         warn_on_main(f"the learning rate falls {change}, as its warm-up, a share, is longer now")
-    elif steps - decay < step and now.rate.kind == "wsd":
+    elif now.rate.kind == "wsd" and 0 < steps - decay < step:
         enough = -(-step * steps // (steps - decay))  # also where the decay is a share of them
         warn_on_main(
             f"the learning rate falls {change}, as its decay begins at step {steps - decay:,}; "

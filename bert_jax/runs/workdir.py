@@ -175,10 +175,11 @@ def has_same_text(one: TrainConfig, other: TrainConfig) -> bool:
 
 def _has_seeds(path: AnyPath) -> bool:
     """Return whether a seed of a fine-tuning run has a checkpoint, or a learning rate a result."""
-    if paths.is_remote(path):
-        return False
-    is_step = (each.name.isdecimal() for each in path.glob("*/checkpoints/*"))
-    return any(is_step) or any(path.glob("*/result.json"))
+    return not paths.is_remote(path) and any(  # where no run of fine-tuning is
+        (folder / "result.json").exists() or checkpoint.list_steps(folder / "checkpoints")
+        for name in ("seed-*", "random-*", "rate-*")
+        for folder in path.glob(name)
+    )
 
 
 def read_results(path: AnyPath) -> dict[str, Any]:

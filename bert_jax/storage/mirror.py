@@ -7,9 +7,12 @@ text again.
 """
 
 import contextlib
+import filecmp
 import hashlib
+import json
 import os
 import shutil
+import tempfile
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +24,9 @@ from bert_jax.storage.paths import AnyPath
 
 _LONGEST_NAME = 200  # of a file, which may have 255 bytes with what is added to it
 _ADDRESS = ".bucket"  # the file with the URL of a workdir
+_CONFIG, _RECORDS = "config.json", "metrics.jsonl"
 # What a run that resumes reads; then what it only writes.
-_READ = ("config.json", "text.sha256", "tokenizer", "metrics.jsonl", "results.json", "wandb.id")
+_READ = (_CONFIG, "text.sha256", "tokenizer", _RECORDS, "results.json", "wandb.id")
 _WRITTEN = ("baselines.json", "curves.png", "tensorboard")
 
 
@@ -38,6 +42,8 @@ def open_workdir(workdir: AnyPath, process: int = 0) -> Path:
     try:
         folder = paths.cache_folder() / "runs" / f"{_quoted(url)}{number}"
         with locks.locked(folder):
+            if process == 0:
+                _send_later_records(url, folder)
             for name in (*_READ, *_WRITTEN):  # the files of the bucket replace those of the disk
                 path = folder / name
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -50,6 +56,30 @@ def open_workdir(workdir: AnyPath, process: int = 0) -> Path:
             "set XDG_CACHE_HOME to a folder that can"
         ) from error
     return folder
+
+
+def _send_later_records(url: str, folder: Path) -> None:
+    """Send the files of a run whose disk has records of steps that the bucket lacks.
+
+    They could not be copied before. The files of another run, or of one that the bucket no longer
+    has, are not sent.
+    """
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        there = Path(temporary)
+        for name in (_CONFIG, _RECORDS):
+            remote.fetch(f"{url}/{name}", there / name)
+        configs = [path / _CONFIG for path in (folder, there)]
+        is_same_run = all(map(Path.is_file, configs)) and filecmp.cmp(*configs, shallow=False)
+        if is_same_run and _last_step(folder / _RECORDS) > _last_step(there / _RECORDS):
+            send(folder)
+
+
+def _last_step(records: Path) -> int:
+    """Return the step of the last whole record of a file; 0 where there is none."""
+    for line in reversed(records.read_bytes().splitlines() if records.is_file() else ()):
+        with contextlib.suppress(ValueError, TypeError, KeyError):  # it may be cut off
+            return int(json.loads(line)["step"])
+    return 0
 
 
 def _quoted(url: str) -> str:

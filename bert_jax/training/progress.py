@@ -23,11 +23,14 @@ class Progress(Work):
         super().__init__("training", total=stages[-1][0])
         self.n, self._stages = step, stages
         self._marks: deque[tuple[float, int]] = deque(maxlen=_LOGS)  # seconds and steps
+        self._first_mark = 0.0  # seconds
         self._end: float | None = None  # of training, by the monotonic clock
         self._has_expected = False  # whether the line of the end was returned
 
     def mark(self, step: int) -> None:
         """Note that all steps up to this one are done."""
+        if not self._marks:
+            self._first_mark = self.seconds()
         self._marks.append((self.seconds(), step))
 
     def logged(self, step: int, note: str) -> str:
@@ -39,7 +42,7 @@ class Progress(Work):
             self._end = time.monotonic() + self._cost(step, self._stages[-1][0]) / speed
         self.mark(step)
         left = self.left()
-        if self._has_expected or not left or self.seconds() - since < _EXPECTED_AFTER:
+        if self._has_expected or not left or self.seconds() - self._first_mark < _EXPECTED_AFTER:
             return ""
         self._has_expected = True
         form = "%H:%M" if left < _DAY / 2 else "%Y-%m-%d %H:%M"

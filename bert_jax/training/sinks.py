@@ -68,7 +68,8 @@ class TensorBoard(Sink):
             _append(self._events, step=step, summary=scalar(name, value))
 
     def close(self, *, succeeded: bool) -> None:
-        self._events.close()
+        if "_events" in vars(self):  # a run that writes nothing leaves no file
+            self._events.close()
 
 
 def _append(events: Any, **fields: Any) -> None:

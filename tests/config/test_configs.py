@@ -257,6 +257,7 @@ def test_every_number_has_a_range():
         ({"probe": "mix", "layer_decay": 0.9}, "layer_decay does nothing with probe"),
         ({"layer_decay": 1.5}, "layer_decay is 1.5"),
         ({"seeds": 0}, "seeds is 0"),
+        ({"seed": 2**32 - 1, "seeds": 2}, "and the last seed is below 2**32"),
         (
             {
                 "data": DataFiles(max_length=1024),

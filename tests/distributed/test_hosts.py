@@ -389,6 +389,7 @@ def test_a_port_that_is_taken(state):
     [
         (("localhost", 2, 0), "'localhost'; set HOST:PORT of process 0"),
         (("localhost:8476", 2, 2), "process_id=2, num_processes=2"),
+        (("localhost:²", 2, 0), "'localhost:²'; set HOST:PORT of process 0"),
         (("localhost:8476", None, 1), "set all of --coordinator_address"),
     ],
 )

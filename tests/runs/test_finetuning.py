@@ -460,6 +460,9 @@ def test_damaged_results_are_refused_and_lost_ones_are_those_of_the_checkpoints(
         json.loads((w / "seed-0/result.json").read_text()) for w in (workdir, finished[0])
     )
     assert (made["best"], made["checkpoint"]) == (lost["best"], lost["checkpoint"])
+    shutil.rmtree(workdir / "seed-0/checkpoints")  # for its space
+    with refused("the best of the run, is missing; remove ", "seed-0 to train this seed again"):
+        finetune(task, workdir, test)
 
 
 def test_the_head_of_another_task_is_refused(finished, task, tmp_path, capsys):

@@ -247,6 +247,12 @@ def plan(steps: int, decay: float = 100.0, **fields) -> TrainConfig:
             ],
         ),
         (
+            plan(8, schedule="constant", warmup_fraction=0.0),
+            plan(16, decay=16.0, warmup_fraction=0.0),
+            8,
+            ["to 0 at step 16", "at step 8 from 1 to 0.293, as its schedule is wsd now"],
+        ),
+        (
             plan(100, schedule="linear", warmup_fraction=0.5),
             plan(80, schedule="linear", warmup_fraction=0.5),
             20,
@@ -324,6 +330,14 @@ def test_a_fork_of_another_state_is_refused(
     with pytest.raises(UserError, match=message):
         pretraining.start(config, tmp_path / "run", fork=stopped)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_fork_by_a_relative_path_knows_its_run(tiny_config, stopped, tmp_path, monkeypatch):
+    monkeypatch.chdir(stopped / "checkpoints")
+    run = pretraining.start(changed(tiny_config, steps=8), tmp_path / "run", fork="4")
+    assert run.origin.fork == stopped / "checkpoints/4"
+    whole = pretraining.start(changed(tiny_config, steps=8), tmp_path / "run", fork=stopped)
+    assert run.origin.read_before == whole.origin.read_before
 
 
 def test_what_cannot_be_forked(tiny_config, stopped, tmp_path, bert_jax_main):

@@ -46,6 +46,16 @@ def test_a_run_without_a_checkpoint_owns_nothing(tmp_path):
     workdir.check_text(workdir.read(tmp_path, TrainConfig), "0" * 64)
 
 
+def test_a_run_in_a_subfolder_is_another(tmp_path):
+    """The folder around it is no run, and one that was begun there may be replaced."""
+    around, began = tmp_path / "around", tmp_path / "began"
+    for folder in (around, began):
+        (folder / "other/checkpoints/6").mkdir(parents=True)
+    claim(began, TrainConfig(seed=1))
+    for folder in (around, began):
+        workdir.check(workdir.read(folder, TrainConfig), TrainConfig(seed=2))
+
+
 @pytest.mark.parametrize(
     ("kind", "file"), [(TrainConfig, "checkpoints/4/x"), (FinetuneConfig, "seed-0/result.json")]
 )

@@ -158,6 +158,32 @@ def test_small_files_that_cannot_be_copied_do_not_end_a_run(bucket, tiny_config,
     assert "small/metrics.jsonl" in bucket.objects
 
 
+def test_records_that_could_not_be_copied_are_kept(bucket, tiny_config):
+    """By the machine that has them, unless the run of the bucket is another."""
+    steps = []
+    for is_other in (False, True):
+        bucket.objects.clear()
+        bucket.fails = "metrics.jsonl"
+        with pytest.raises(UserError, match=r"metrics\.jsonl cannot be written"):
+            pretrain(tiny_config, "gs://bucket/kept", quiet=True)
+        bucket.fails = ""
+        if is_other:
+            bucket.objects["kept/config.json"] = (1, b"{}")
+        folder = mirror.open_workdir(paths.as_path("gs://bucket/kept"))
+        steps.append(mirror._last_step(folder / "metrics.jsonl"))
+        assert ("kept/metrics.jsonl" in bucket.objects) != is_other
+    assert steps == [tiny_config.steps, 0]
+
+
+def test_a_model_on_a_server_that_cannot_be_reached_is_named(
+    bucket, tiny_config, tmp_path, monkeypatch
+):
+    error = mock.Mock(side_effect=ConnectionError("no network"))
+    monkeypatch.setattr(type(paths.as_path("gs://bucket")), "exists", error)
+    with pytest.raises(UserError, match=r"gs://bucket/none cannot be read \(no network\); check"):
+        pretrain(tiny_config, tmp_path / "run", init="gs://bucket/none")
+
+
 def test_text_that_is_a_store_in_the_bucket(bucket, tiny_config, tiny_run, tmp_path):
     store = tiny_run.checkpoint.parents[1] / "store"
     for path in store.rglob("*.*"):

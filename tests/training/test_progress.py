@@ -52,3 +52,13 @@ def test_the_end_is_expected_once(clock):
         first = progress.logged(11, "a speed")
         assert re.fullmatch(r"training   ends in 1 min 29 s, at \d\d:\d\d", first)
         assert progress.logged(12, "a speed") == ""
+
+
+def test_the_end_is_expected_of_quick_steps_too(clock):
+    """Ten logs, by which the speed is known, take less time than that after which it is said."""
+    progress, lines = Progress(0, [(1000, 8)]), []
+    with console.working(progress, says_end=False):
+        for step in range(0, 60, 2):
+            lines.append(progress.logged(step, "a speed"))
+            clock[0] += 0.3
+    assert len([line for line in lines if line]) == 1

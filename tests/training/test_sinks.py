@@ -44,6 +44,12 @@ def wandb(monkeypatch):
     return module
 
 
+def test_a_run_without_records_leaves_no_file_of_tensorboard(tmp_path):
+    sink = sinks.TensorBoard(tmp_path, 0, CONFIG)
+    sink.close(succeeded=True)
+    assert not any(tmp_path.iterdir())
+
+
 SHOWN = functools.partial(console.output, console.Level.PROGRESS)
 CONFIG = TrainConfig(log_to=("wandb",))
 
