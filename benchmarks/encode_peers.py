@@ -248,7 +248,8 @@ def main() -> None:
     if unknown := chosen - {*known}:
         raise UserError(f"--peers {', '.join(sorted(unknown))}: there are {', '.join(known)}")
     lengths = [int(each) for each in args.lengths.split(",") if each.isdecimal()]
-    if f"{','.join(map(str, lengths))}" != args.lengths or not 3 <= min(lengths) <= 512:
+    is_range = bool(lengths) and min(lengths) >= 3 and max(lengths) <= 512
+    if ",".join(map(str, lengths)) != args.lengths or not is_range:
         raise UserError("--lengths are numbers from 3 to 512, comma separated")
     if args.rounds < 1 or args.tokens < max(lengths):
         raise UserError("--rounds must be positive, and --tokens those of a text at least")

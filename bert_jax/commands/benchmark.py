@@ -13,7 +13,7 @@ import tempfile
 from bert_jax import console
 from bert_jax.commands.flags import Parser, add_config, read_config
 from bert_jax.commands.memory import keep_host_memory
-from bert_jax.config import TrainConfig
+from bert_jax.config import TrainConfig, settings
 from bert_jax.config.schedule import make_schedule
 from bert_jax.config.validation import validate
 from bert_jax.errors import UserError
@@ -35,6 +35,7 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
         raise UserError("--steps and --seconds must be positive and finite")
     recipe = read_config(args.config, words, TrainConfig)
     config, name = recipe.config, recipe.name
+    config = settings.check(config)
     validate(config)
     count = len(config.data.phases) + 1
     if not 1 <= args.phase <= count:

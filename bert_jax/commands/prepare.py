@@ -145,6 +145,9 @@ def _check_flags(args: argparse.Namespace, options: list[str]) -> None:
         raise UserError(f"{args.source} is a mixture, which `bert-jax pretrain` makes; {remedy}")
     if args.sample is not None and (args.shard or not 0 < args.sample < math.inf):
         raise UserError("--sample must be a positive number of gigabytes, and without --shard")
+    if args.eval_source:
+        of_file = f"the text beside --eval-source={args.eval_source}"
+        _refuse_flags(args, ["--eval-fraction"], of_file, fix="leave one out")
     is_path = args.tokenizer not in _KINDS
     if paths.is_remote(args.tokenizer):
         raise UserError(f"--tokenizer={args.tokenizer} is not on a disk; copy it, and give that")

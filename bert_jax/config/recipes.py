@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from bert_jax.config.fields import FinetuneConfig, TrainConfig
+from bert_jax.config.fields import MODEL_TYPES, POSITIONS, TASKS, FinetuneConfig, TrainConfig
+from bert_jax.config.settings import resolve
 from bert_jax.errors import UserError, nearest
 
 _PACKAGE = Path(__file__).parents[1]
@@ -63,12 +64,16 @@ def recipe(name: str, kind: type = object) -> Any:
 @contextlib.contextmanager
 def _imports_beside(path: Path) -> Iterator[None]:
     """Let a recipe import files that are in its folder, such as an encoder of the user's own."""
-    folder = str(path.absolute().parent)
-    sys.path.append(folder)
+    before, registries = [*sys.path], (MODEL_TYPES, POSITIONS, TASKS)
+    known = [{*registry} for registry in registries]
+    sys.path.append(str(path.absolute().parent))
     try:
         yield
+        for registry, names in zip(registries, known, strict=True):
+            for name in registry.keys() - names:  # it may be the name of an object in such a file
+                registry[name] = resolve(registry, name)
     finally:
-        sys.path.remove(folder)
+        sys.path[:] = before
 
 
 def source_files() -> set[Path]:

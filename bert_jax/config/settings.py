@@ -277,7 +277,7 @@ def override(config: Any, name: str, text: str | None) -> None:
         text = "()"
     try:
         value = _from_json(hint, _parse(hint, text), f"--config.{name}")
-    except (ValueError, KeyError, SyntaxError, TypeError) as error:
+    except (ValueError, KeyError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
         hint = _alternative(hint, is_several=False)
         kind = getattr(hint, "__name__", hint)
         raise UserError(f"--config.{name}={text}: a value of type {kind} is wanted") from error

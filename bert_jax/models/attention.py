@@ -258,7 +258,8 @@ def _attend(
         attention = jax.nn.softmax(scaled, axis=-1)
     if dropout_key is None:  # it is faster to divide the sum of values, of which there are fewer
         with jax.named_scope("softmax"):
-            powers = jnp.exp(scaled - scaled.max(axis=-1, keepdims=True))
+            largest = jax.lax.stop_gradient(scaled.max(axis=-1, keepdims=True))  # any is right
+            powers = jnp.exp(scaled - largest)
             total = powers.sum(axis=-1, keepdims=True)
         context = attention_context(powers.astype(value.dtype), value)
         context = (context / total).astype(value.dtype)

@@ -31,7 +31,8 @@ class EmbeddingObjective(ContrastiveObjective):
         (vectors, labels), (all_vectors, all_labels) = own, every
         examples = is_example(labels)
         weight = examples.sum(dtype=jnp.float32)
-        sizes = dict.fromkeys((*config.dimensions, vectors.shape[-1]))
+        size = vectors.shape[-1]  # of the last, whose accuracy is that of the whole vectors
+        sizes = [*(each for each in dict.fromkeys(config.dimensions) if each != size), size]
         total, metrics = jnp.float32(0), {}
         for size in sizes:
             mine, others = normalized(vectors[..., :size]), normalized(all_vectors[..., :size])

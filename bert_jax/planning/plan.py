@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax import console
-from bert_jax.config import TrainConfig
+from bert_jax.config import TrainConfig, settings
 from bert_jax.config.schedule import Stage, make_schedule
 from bert_jax.config.validation import validate
 from bert_jax.errors import refuse
@@ -39,6 +39,7 @@ def make_plans(
 
     The costs are those of formulas, in seconds, or of the compiler, in minutes.
     """
+    config = settings.check(config)
     validate(config)
     refuse(config.parallel.mode == "pmap", "parallel.mode pmap is not planned", fix="use mesh")
     steps = []

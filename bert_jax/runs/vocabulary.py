@@ -12,7 +12,7 @@ from flax import traverse_util
 
 from bert_jax import console
 from bert_jax.bert import Bert
-from bert_jax.config import TrainConfig
+from bert_jax.config import TokenizerConfig, TrainConfig
 from bert_jax.distributed import hosts
 from bert_jax.errors import UserError, refuse
 from bert_jax.objectives import pretraining_model
@@ -123,3 +123,19 @@ def check(config: TrainConfig, kept_by: str, fields: Collection[str]) -> None:
         f"{unused} has no effect, as the tokenizer is that of {kept_by}",
         fix="leave it out" + (", or give tokenizer.path" if kept_by == "--init" else ""),
     )
+    if config.tokenizer.path:
+        _check_beside_path(config.tokenizer, fields)
+
+
+def _check_beside_path(config: TokenizerConfig, fields: Collection[str]) -> None:
+    """Refuse settings that say something else than the tokenizer of `tokenizer.path`."""
+    of_path = f"the tokenizer is that of tokenizer.path {config.path}"
+    is_kind = "tokenizer.kind" in fields
+    refuse(is_kind, f"tokenizer.kind has no effect, as {of_path}", fix="leave it out")
+    if "tokenizer.lowercase" in fields:
+        tokenizer = tokenizer_loading.load(config.path, lowercase=config.lowercase)
+        refuse(
+            tokenizer.lowers_case != config.lowercase,
+            f"tokenizer.lowercase {config.lowercase} has no effect, as {of_path}, which decides",
+            fix="leave it out",
+        )

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, refuse
 from bert_jax.storage import paths, remote
 from bert_jax.text.xz import open_xz
 
@@ -74,6 +74,8 @@ def find(patterns: str) -> list[tuple[Path | str, remote.State]]:
         exists = os.path.lexists(name)
         matches = [name] if exists else sorted(glob.glob(name, recursive=True))
         found = [match for match in matches if exists or not os.path.isdir(match)]
+        is_of_folders = matches and not found
+        refuse(is_of_folders, f"data source {pattern} names only folders", fix="add '/*.txt'")
         for file in found or [name]:
             name = f"data source {file}"
             check_readable(file, name, "give files or a glob 'text/*.txt'")
@@ -115,6 +117,11 @@ def open_file(
         raise UserError(f"{path} {_find_fault(path) or error.strerror}; restore it") from error
 
 
+def _ends_in_cr(line: bytes) -> bool:
+    """Return whether all of a file, which has no LF, is several lines of old Mac text."""
+    return b"\r" in line.rstrip(b"\r\n") and not line.endswith(b"\n")
+
+
 def read_lines(
     path: Path | str,
     start: int = 0,
@@ -150,6 +157,10 @@ def read_lines(
                     raise ValueError(f"is longer than {longest >> 20} MiB; break it into lines")
                 if b"\0" in line:
                     raise ValueError(f"has a NUL byte, as no text in UTF-8 has; {_CONVERT}")
+                if number == 1 and not start and _ends_in_cr(line):
+                    raise ValueError(
+                        "ends in CR alone, and only LF and CRLF are read; convert the line ends"
+                    )
                 text = line.decode()
                 position = position if number % 64 or not raw.seekable() else raw.tell()
                 text = text.removeprefix("\ufeff")  # of a file that was appended to another

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from bert_jax.errors import UserError
 from bert_jax.storage.json_files import replacement
 from bert_jax.text.classes import class_names, table_features
-from bert_jax.text.records import Record, plain_value
+from bert_jax.text.records import Record, arrow_rows, check_columns, plain_value
 
 _Text = TypeVar("_Text")
 TEXTS = "texts.jsonl"  # the file of a workdir with the texts of its run
@@ -116,9 +116,12 @@ def is_iterable(values: Any) -> bool:
 
 def rows(data: Any, name: str) -> Iterable[Any]:
     """Return the rows of a table or of a dictionary of columns, or the values of an iterable."""
-    if hasattr(data, "to_pylist"):  # pyarrow.Table
-        features = table_features(getattr(data, "schema", None))
-        return [class_names(row, features) for row in data.to_pylist()]
+    if hasattr(data, "to_pylist") and hasattr(data, "schema"):  # pyarrow.Table
+        check_columns(data.schema.names, name)
+        features = table_features(data.schema)
+        return [class_names(row, features) for row in arrow_rows(data, f"{name}[0]")]
+    if hasattr(data, "to_pylist"):  # a column of it
+        return data.to_pylist()
     if hasattr(data, "to_dicts"):  # polars.DataFrame
         return data.to_dicts()
     if hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas.DataFrame

@@ -116,7 +116,8 @@ def training_sentences(
     sources: list[Source], eval_fraction: float, chunks: Mapping[int, float] | None = None
 ) -> Iterator[str]:
     """Yield the training text of the first source, or of some chunks of it: its `sample`."""
-    documents = _documents(sources, eval_fraction, chunks)
+    fraction = 0.0 if len(sources) > 1 else eval_fraction
+    documents = _documents(sources[:1], fraction, chunks)
     return (s for split, document in documents if split == "train" for s in document)
 
 

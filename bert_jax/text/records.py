@@ -262,8 +262,7 @@ def table_rows(
         where, names = f"{path}:{number}", [name.strip() for name in row]
         if not header or (index == 0 and not set(columns).isdisjoint(names)):
             header, columns = [] if row == [""] else names, ()
-            if (repeated := _repeated(header)) is not None:
-                raise UserError(f"{where}: two columns are named {repeated!r}; rename one of them")
+            check_columns(header, where)
         elif len(row) == len(header):
             yield Record(where, dict(zip(header, row, strict=True)), position)
         elif row == [""]:
@@ -324,13 +323,12 @@ def parquet_rows(path: Path | str, column: str = "") -> Iterator[Record]:
         try:
             table = parquet.ParquetFile(file)
             num_rows = table.metadata.num_rows
-            if (repeated := _repeated(table.schema_arrow.names)) is not None:
-                raise UserError(f"{path}: two columns are named {repeated!r}; rename one of them")
+            check_columns(table.schema_arrow.names, str(path))
             features = table_features(table.schema_arrow)
             is_there = column in table.schema_arrow.names and "." not in column
             columns = [column] if is_there else None
             for batch in table.iter_batches(batch_size=_PARQUET_ROWS, columns=columns):
-                for row in _python_rows(batch, f"{path}:{index + 1}"):
+                for row in arrow_rows(batch, f"{path}:{index + 1}"):
                     index += 1
                     fields = class_names(plain_value(row), features)
                     yield Record(f"{path}:{index}", fields, size * index // num_rows)
@@ -344,18 +342,28 @@ def parquet_rows(path: Path | str, column: str = "") -> Iterator[Record]:
             ) from error
 
 
-def _python_rows(batch: Any, where: str) -> list[dict[str, Any]]:
-    """Return the rows of a batch, of which `where` is the first; UserError names a bad column."""
+def check_columns(names: Sequence[str], where: str) -> None:
+    """Refuse a table in which two columns have one name."""
+    repeated = _repeated(names)
+    fix = "rename one of them"
+    refuse(repeated is not None, f"{where}: two columns are named {repeated!r}", fix=fix)
+
+
+def arrow_rows(table: Any, where: str) -> list[dict[str, Any]]:
+    """Return the rows of an Arrow table or of a batch of its rows.
+
+    UserError names `where`, which is that of the first row, and a bad column.
+    """
     columns = {}
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+    for name, column in zip(table.schema.names, table.columns, strict=True):
         try:
             columns[name] = column.to_pylist()
-        except UnicodeDecodeError:  # of text; the caller says at which row
-            raise
         except (ValueError, OverflowError, LookupError) as error:  # such as a date of year 12000
+            is_bytes = isinstance(error, UnicodeDecodeError)
+            what = "bytes that are not UTF-8" if is_bytes else "a value that Python cannot have"
             raise UserError(
-                f"{where} or a later row has a value in column {name!r} that Python cannot have "
-                f"({first_line(error)}); remove or convert the column"
+                f"{where} or a later row has {what} in column {name!r} ({first_line(error)}); "
+                "remove or convert the column"
             ) from error
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 

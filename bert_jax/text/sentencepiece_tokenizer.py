@@ -23,8 +23,10 @@ class SentencePieceTokenizer(Tokenizer):
         self._model = model
         self._processor = sentencepiece.SentencePieceProcessor()
         self._processor.LoadFromSerializedProto(model)  # which refuses an empty model
-        trainer = sentencepiece_model.Model.FromString(model).trainer_spec
-        self.has_letters_alone = trainer.model_type == sentencepiece_model.CHARACTERS
+        proto = sentencepiece_model.Model.FromString(model)
+        is_of_letters = proto.trainer_spec.model_type == sentencepiece_model.CHARACTERS
+        self.has_letters_alone = is_of_letters
+        self._removes_spaces = proto.normalizer_spec.remove_extra_whitespaces
         tokens = [self._processor.id_to_piece(i) for i in range(self._processor.vocab_size())]
         special = []
         for names in self.SPECIAL:
@@ -70,8 +72,13 @@ class SentencePieceTokenizer(Tokenizer):
         return ids
 
     def encode_rest(self, text: str) -> Sequence[int]:
-        starts_word = self._with_prefix[False].normalize(f".{text}").startswith(".▁")
+        # A model that keeps all spaces reads one before the text by itself.
+        normalized = self._with_prefix[False].normalize(f".{text}")
+        starts_word = self._removes_spaces and normalized.startswith(".▁")
         return self._with_prefix[starts_word].encode(text)
+
+    def encode_words(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
+        return self._with_prefix[True].encode(list(texts))
 
     def spell(self, words: Sequence[str]) -> list[list[str]]:
         """Return the tokens of each word, as `normalize` writes it: after a "▁", or without one."""

@@ -181,6 +181,10 @@ class Tokenizer(abc.ABC):
         """
         return self.encode([text])[0]
 
+    def encode_words(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
+        """Return the token ids of texts with a space before each, as within a sentence."""
+        return self.encode([f" {text}" for text in texts])
+
 
 class FastTokenizer(Tokenizer):
     """A tokenizer of the `tokenizers` library, as in a `tokenizer.json`."""

@@ -35,7 +35,7 @@ def spellings(new: Tokenizer, old: Tokenizer) -> list[list[int]]:
             words.append(index)
         else:
             spelled[index] = tokens
-    encoded = old.encode([f" {_text(new, index)}" for index in words])
+    encoded = old.encode_words([_text(new, index) for index in words])
     for index, tokens in zip(words, encoded, strict=True):
         # A mark may have no token with the space before it, but one of its own.
         rest = [] if isinstance(old, WordPieceTokenizer) else old.encode_rest(_text(new, index))

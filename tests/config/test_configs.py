@@ -22,6 +22,7 @@ from bert_jax.config import (
     Phase,
     TaskConfig,
     TrainConfig,
+    recipes,
 )
 from bert_jax.config.recipes import recipe, source_files
 from bert_jax.config.schedule import (
@@ -334,7 +335,22 @@ def test_a_value_or_a_field_that_is_refused(name, text, key_words):
         override(TrainConfig(), name, text)
 
 
-def test_recipes_by_name_and_by_path(tmp_path):
+def test_a_recipe_may_name_an_architecture_of_a_file_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(recipes, "MODEL_TYPES", types := dict(recipes.MODEL_TYPES))
+    (tmp_path / "an_encoder.py").write_text("ARCHITECTURE = 'one'\n")
+    path, module = tmp_path / "mine.py", "import bert_jax.config.recipes as r\n"
+    for entry in ("an_encoder:ARCHITECTURE", "another:ARCHITECTURE"):
+        path.write_text(f"{module}r.MODEL_TYPES['x'] = {entry!r}\nget_config = lambda: 'config'\n")
+        types.pop("x", None)
+        if entry.startswith("an_"):
+            assert recipe(path) == "config"
+            assert types["x"] == "one"
+        else:
+            with refused(f"recipe {path} cannot be read: No module named 'another'"):
+                recipe(path)
+
+
+def test_recipes_by_name_and_by_path(tmp_path, monkeypatch):
     path = tmp_path / "mine.py"
     path.write_text("def get_config(name='b'):\n    return 'config ' + name\n")
     assert recipe(str(path)) == "config b"
@@ -349,6 +365,11 @@ def test_recipes_by_name_and_by_path(tmp_path):
     (tmp_path / "beside_a_recipe.py").write_text("WORDS = 'words'\n")
     path.write_text("from beside_a_recipe import WORDS\n\ndef get_config():\n    return WORDS\n")
     assert recipe(str(path)) == "words"
+    assert sys.path == before
+    # Its folder may be on the path already, before others.
+    monkeypatch.syspath_prepend(tmp_path)
+    before = list(sys.path)
+    recipe(str(path))
     assert sys.path == before
     # Both are code of a run, which several hosts compare.
     assert {path, tmp_path / "beside_a_recipe.py"} <= source_files()

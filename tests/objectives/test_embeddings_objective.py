@@ -54,12 +54,12 @@ def scores() -> np.ndarray:
     return values
 
 
-def loss(config: EmbeddingConfig, labels: np.ndarray) -> float:
+def loss(config: EmbeddingConfig, labels: np.ndarray, name: str = "loss") -> float:
     objective = EmbeddingObjective(BertForEmbedding(MODEL, 0), config)
     measured = objective.metrics(
         jnp.asarray(vectors()), jnp.asarray(labels)[:, None], SINGLE_DEVICE
     )
-    return float(measured["loss"].total / measured["loss"].weight)
+    return float(measured[name].total / measured[name].weight)
 
 
 def unit(x: np.ndarray) -> np.ndarray:
@@ -98,6 +98,11 @@ def test_first_numbers_of_a_vector():
     sizes = (2, 5, WIDTH)
     losses = (ranking(vectors()[..., :size], numbers(), 0.3, symmetric=True) for size in sizes)
     assert loss(config, numbers()) == pytest.approx(sum(losses), rel=1e-5)
+    # Also where they are named, in any order; and the accuracy is that of them all.
+    for named in ((WIDTH, 2, 5), (5, WIDTH, 2)):
+        config = dataclasses.replace(config, dimensions=named)
+        accuracy = loss(config, numbers(), "accuracy")
+        assert accuracy == loss(EmbeddingConfig(temperature=0.3), numbers(), "accuracy")
 
 
 def test_scored_pairs():

@@ -81,6 +81,17 @@ def test_a_run_adds_words_and_resumes(tiny_run, tiny_config, tmp_path, capsys):
         begun_with = {flag: tiny_run.checkpoint, "fields": ["steps", "tokenizer.kind"]}
         with refused(f"tokenizer.kind has no effect, as the tokenizer is that of --{flag}"):
             start(tiny_config, tmp_path / "new", **begun_with)
+    path = dataclasses.replace(
+        config.tokenizer, add=0, path=str(tiny_run.checkpoint.parents[1] / "tokenizer")
+    )
+    for name, value in (("kind", "byte_bpe"), ("lowercase", False)):
+        fields = {"tokenizer": dataclasses.replace(path, **{name: value})}
+        with refused(f"tokenizer.{name} ", "no effect, as the tokenizer is that of tokenizer.path"):
+            start(
+                dataclasses.replace(tiny_config, **fields),
+                tmp_path / "new",
+                fields=[f"tokenizer.{name}"],
+            )
     capsys.readouterr()
     whole = bert_jax.pretrain(config, tmp_path / "whole", init=tiny_run.checkpoint)
     tokenizer = whole.bert.tokenizer

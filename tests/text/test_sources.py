@@ -186,6 +186,7 @@ PACKED = gzip.compress(b"".join(b"word %d\n" % (n * n) for n in range(1000)), mt
         ("a.txt.xz", lzma.compress(b"text\n") + lzma.compress(b"text\n")[:-9], "is damaged"),
         ("c.jsonl", b'{"text": 3}\n', r"c\.jsonl:1 has no text in 'text'"),
         ("b.txt", b"good\nb\0ad\n", r"b\.txt: line 2 has a NUL byte"),
+        ("b.txt", b"one\rtwo\r", r"b\.txt: line 1 ends in CR alone"),
     ],
 )
 def test_broken_files(tmp_path, name, content, message):
@@ -208,11 +209,13 @@ def test_broken_files(tmp_path, name, content, message):
         ("x" * 5000, "does not exist"),
         ("a\0b", "does not exist"),
         (" , ", "names no text"),
+        ("fold*", r"data source fold\* names only folders; add '/\*\.txt'"),
     ],
 )
 def test_paths_that_are_no_files_are_refused_by_their_names(tmp_path, monkeypatch, source, message):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
+    os.mkdir("folder")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "link").symlink_to(tmp_path / "no.txt")
     with pytest.raises(UserError, match=message):

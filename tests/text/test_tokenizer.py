@@ -24,6 +24,7 @@ from bert_jax.text import (
 )
 from bert_jax.text import tokenizer as tokenizer_lib
 from bert_jax.text.prepare import prepare
+from bert_jax.text.sentencepiece_tokenizer import SentencePieceTokenizer
 
 SENTENCES = [
     "The encoder reads the whole sentence at once, from both sides.",
@@ -541,6 +542,25 @@ def test_the_tokens_around_a_mask_are_those_of_the_text(kind, model_type, words,
     indices, start, end = random.choice(tokens_by_characters(offsets))
     expected = [*ids[: indices[0]], tokenizer.mask_id, *ids[indices[-1] + 1 :]]
     assert tokenizer.encode_with_masks(f"{text[:start]}[MASK]{text[end:]}") == expected
+
+
+@pytest.mark.parametrize("removes_spaces", [True, False])
+@pytest.mark.parametrize("has_prefix", [True, False])
+def test_a_sentencepiece_of_others_has_the_same_tokens_around_a_mask(removes_spaces, has_prefix):
+    trained = trained_on_scripts("sentencepiece", "unigram")
+    model = sentencepiece_model.Model.FromString(*trained.files().values())
+    model.normalizer_spec.remove_extra_whitespaces = removes_spaces
+    model.normalizer_spec.add_dummy_prefix = has_prefix
+    tokenizer, words = SentencePieceTokenizer(model.SerializeToString()), SCRIPTS[:5]
+    (ids,) = map(list, tokenizer.encode([" ".join(words)]))
+    for index in range(1, len(words)):
+        before, after = (tokenizer.encode([" ".join(words[:i])])[0] for i in (index, index + 1))
+        masked = " ".join([*words[:index], "[MASK]", *words[index + 1 :]])
+        expected = [*ids[: len(before)], tokenizer.mask_id, *ids[len(after) :]]
+        assert tokenizer.encode_with_masks(masked) == expected
+    in_text = [[*ids] for ids in tokenizer.encode_words(words)]
+    (first,) = tokenizer.encode(words[:1])
+    assert [token for each in in_text[1:] for token in each] == ids[len(first) :]
 
 
 def test_a_mask_among_letters_is_one_letter():
