@@ -32,10 +32,13 @@ def describe(path: Path) -> str:
         row = [path.stem, plan["max_length"], batch, memory.get("temporaries"), memory.get("total")]
         row += [f"{step * 1e3:.1f} ms" if step else "", f"{plan.get('mfu') or 0:.0%}"]
         rows.append(" | ".join(map(str, row)))
-    steps = [plan.get("seconds", {}).get("step") for plan in plans]
-    if len(plans) == len(stages) and all(steps):
-        lengths = (stage.end - stage.first_step for stage in stages)
-        hours = sum(n * s for n, s in zip(lengths, steps, strict=True)) / 3600
+    of_lengths = {plan["max_length"]: plan for plan in plans if plan.get("seconds", {}).get("step")}
+    if all(stage.max_length in of_lengths for stage in stages):
+        hours = 0.0
+        for stage in stages:  # of a length, the batch may grow: a step takes as much longer
+            plan = of_lengths[stage.max_length]
+            step = plan["seconds"]["step"] * stage.batch_size / plan["batch_size"]
+            hours += (stage.end - stage.first_step) * step / 3600
         rows.append(f"{path.stem} | hours at least {hours:,.1f}, expected {FACTOR * hours:,.1f}")
     return "\n".join(rows)
 
