@@ -135,7 +135,7 @@ class Interrupted(CommandError):
 
 
 class TextWarning(UserWarning):
-    """Texts were not read as they are: truncated, or with characters that become [UNK].
+    """Texts or labels were not read as they are: truncated, unknown, or of no use for a loss.
 
     >>> import warnings
     >>> with warnings.catch_warnings(record=True) as caught:

@@ -56,5 +56,8 @@ while true; do
 done
 if ((code == 0)); then
   gcloud compute tpus queued-resources delete "$name" --zone="$zone" --force --quiet
+else
+  echo "the slice stays, and costs; delete it with" >&2
+  echo "gcloud compute tpus queued-resources delete $name --zone=$zone --force" >&2
 fi
 exit "$code"

@@ -11,6 +11,7 @@ import json
 import tempfile
 
 from bert_jax import console
+from bert_jax.commands import process
 from bert_jax.commands.flags import Parser, add_config, read_config
 from bert_jax.commands.memory import keep_host_memory
 from bert_jax.config import TrainConfig, settings
@@ -53,6 +54,7 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
                 "choose another folder"
             ) from error
     keep_host_memory()
+    process.use_enough_threads()
     from bert_jax.planning import benchmark
 
     stage = make_schedule(config).main_stages[args.phase - 1]

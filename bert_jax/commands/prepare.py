@@ -84,6 +84,7 @@ def run(args: argparse.Namespace, options: list[str]) -> None:
     name = args.store.rstrip("/")  # below "store//" a bucket has other files
     args.store = name if paths.is_remote(name) else os.path.expanduser(args.store)
     args.tokenizer = os.path.expanduser(args.tokenizer)
+    args.eval_source = "" if args.eval_source == "none" else args.eval_source
     _check_flags(args, options)
     if args.runner or paths.is_remote(args.store):  # which take no --force
         args.parser.flags = {k: flag for k, flag in _FLAGS.items() if "--force" not in flag}

@@ -47,13 +47,6 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
 
         own = origin.own_config(paths.as_path(args.workdir), args.fork)
     recipe = read_config(args.config or _DEFAULT, words, TrainConfig, own)
-    data = recipe.config.data
-    refuse(
-        data.eval_source and "data.eval_fraction" in recipe.fields,
-        f"data.eval_fraction {data.eval_fraction} has no effect beside data.eval_source "
-        f"{data.eval_source}",
-        fix="leave one out",
-    )
     args.workdir = args.workdir or f"runs/{recipe.name}"
     if args.minutes is not None:
         _check_minutes(args, recipe)

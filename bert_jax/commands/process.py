@@ -213,6 +213,7 @@ def load_checkpoint(path: str, dtype: "Dtype | None" = None) -> "Bert":
 def set_up_jax() -> None:
     """Keep freed memory and compiled programs, for a command of one host that computes."""
     keep_host_memory()
+    use_enough_threads()
     cache_compiled_programs()
 
 
@@ -235,7 +236,7 @@ def cache_compiled_programs() -> None:
             found = folder.stat()
         except (OSError, RuntimeError):  # a full or read-only disk, or no home
             return
-        if found.st_uid != os.getuid() or found.st_mode & 0o002:
+        if found.st_uid != os.getuid() or found.st_mode & 0o022:
             what = "is not yours alone, so that others could put programs there"
             console.show(f"cache      none: {folder} {what}", console.Level.DETAILS)
             return

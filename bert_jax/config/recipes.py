@@ -64,16 +64,16 @@ def recipe(name: str, kind: type = object) -> Any:
 @contextlib.contextmanager
 def _imports_beside(path: Path) -> Iterator[None]:
     """Let a recipe import files that are in its folder, such as an encoder of the user's own."""
-    before, registries = [*sys.path], (MODEL_TYPES, POSITIONS, TASKS)
-    known = [{*registry} for registry in registries]
-    sys.path.append(str(path.absolute().parent))
+    folder, registries = str(path.absolute().parent), (MODEL_TYPES, POSITIONS, TASKS)
+    known = [{**registry} for registry in registries]
+    sys.path.append(folder)
     try:
         yield
-        for registry, names in zip(registries, known, strict=True):
-            for name in registry.keys() - names:  # it may be the name of an object in such a file
-                registry[name] = resolve(registry, name)
+        for registry, before in zip(registries, known, strict=True):
+            for name in [name for name in registry if registry[name] is not before.get(name)]:
+                registry[name] = resolve(registry, name)  # it may be of an object in such a file
     finally:
-        sys.path[:] = before
+        sys.path[:] = [each for each in sys.path if each is not folder]  # an equal one stays
 
 
 def source_files() -> set[Path]:

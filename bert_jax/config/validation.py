@@ -163,13 +163,11 @@ def _validate_tokenizer(config: TokenizerConfig) -> None:
         "tokenizer.strip_accents is for a wordpiece or byte_bpe that is trained",
         fix="drop it, or train such a tokenizer",
     )
-    usual = TokenizerConfig().model_type
-    is_path = f"the tokenizer is that of tokenizer.path {config.path}"
     refuse(
-        config.model_type != usual and (config.path or config.kind != "sentencepiece"),
-        f"tokenizer.model_type {config.model_type} is of a SentencePiece that is trained, and "
-        + (is_path if config.path else f"tokenizer.kind is {config.kind}"),
-        fix=f"set it to {usual}, which is the default, or train a SentencePiece",
+        config.model_type != TokenizerConfig().model_type and config.kind != "sentencepiece",
+        f"tokenizer.model_type {config.model_type} is of SentencePiece, and tokenizer.kind is "
+        f"{config.kind}",
+        fix=f"set it to {TokenizerConfig().model_type}, which is the default, or change the kind",
     )
 
 

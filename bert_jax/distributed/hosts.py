@@ -118,7 +118,12 @@ def _runs_alone() -> bool:
 
 
 def _has_whole_node() -> bool:
-    """Return whether this is the only process of Slurm or Open MPI on its node."""
+    """Return whether this is the only process of Slurm or Open MPI on its node.
+
+    Not where the user has set which devices are its own, in a variable that JAX reads.
+    """
+    if "JAX_LOCAL_DEVICE_IDS" in os.environ:
+        return False
     nodes = os.environ.get("SLURM_STEP_NUM_NODES", "")
     local = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE")
     return local == "1" or nodes == os.environ.get("SLURM_STEP_NUM_TASKS")

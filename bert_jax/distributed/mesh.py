@@ -41,7 +41,8 @@ def own_settings() -> Iterator[None]:
 
     With another value of the first, a seed has other random numbers, and of the second, other
     rounding. The others would refuse the models' broadcasting and numbers of several dtypes, a step
-    that is compiled before it is called, and arrays from the host.
+    that is compiled before it is called, and arrays from the host. How exact products of float32
+    are, `jax_default_matmul_precision`, is the user's choice.
     """
     with (
         jax.threefry_partitionable(True),
@@ -67,7 +68,8 @@ def make_mesh(config: ParallelConfig | None = None, devices: Sequence[Any] | Non
             f"parallel asks for {axes}, which does not make {len(devices)} devices; "
             "change one, or set it to -1 for all that the others leave"
         )
-    tensor, on_host = shape[-1], len({*devices} & {*jax.local_devices()}) or len(devices)
+    here = [each for each in devices if each.process_index == jax.process_index()]
+    tensor, on_host = shape[-1], len(here or devices)
     refuse(
         tensor > 1 and tensor % on_host and on_host % tensor,
         f"parallel.tensor {tensor} and the {on_host} devices of a host do not divide one another",

@@ -105,7 +105,8 @@ def predict_examples(
     values = {"sequences_per_second": len(features) / (time.monotonic() - started)}
     if examples and all(example.label is not None for example in examples):
         sums = add_up(metrics)
-        has_loss = any(weight for _, weight in sums.values())  # some label can be used
+        # Some label can be used, and none is of what the loss takes it for another.
+        has_loss = any(weight for _, weight in sums.values()) and task.has_loss(examples)
         loss = {"loss": means(sums, {})["loss"]} if has_loss else {}
         values = {**loss, **task.score(examples, predictions), **values}
     return predictions, values

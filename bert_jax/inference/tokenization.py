@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax import console
 from bert_jax.batches.token_sequences import TokenSequences
 from bert_jax.errors import TextWarning, UserError, check_count
 from bert_jax.inference.loading import LoadedModel
@@ -149,8 +150,8 @@ def warn_skipped(skipped: Sequence[str]) -> None:
     """Warn of examples whose labels cannot be used, which are scored, and have no loss."""
     if skipped:
         _warn(
-            f"the loss is without that of {len(skipped):,} examples, whose labels cannot be used; "
-            f"the first: {skipped[0]}"
+            f"the loss is without {console.counted(len(skipped), 'example')}, whose labels cannot "
+            f"be used; the first: {skipped[0]}"
         )
 
 

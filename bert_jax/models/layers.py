@@ -286,7 +286,8 @@ def random_bits(
         counter = counter + offset if size > 1 else counter
     expand = (..., *(None,) * len(shape))
     bits = mix_bits(counter, first[expand], second[expand])
-    if target().platform == "gpu":
+    # Not where devices share heads or hidden states: what is laid out would be gathered first.
+    if target().platform == "gpu" and not target().splits_outputs:
         # Its compiler would else make sequences the last axis in memory, here and of the hidden
         # states that the bits are for, which it then transposes around each matmul.
         bits = with_layout_constraint(bits, Layout(tuple(range(bits.ndim))))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 _MIB, _GIB = 2.0**20, 2.0**30
-_NODE_SIZE = 8  # GPUs of a DGX or HGX A100, H100 or H200
+NODE_SIZE = 8  # GPUs of a DGX or HGX A100, H100 or H200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,7 @@ def ring_rate(chip: Chip, group: Sequence[int], devices: Sequence[Any]) -> float
     """Return the bytes per second that each device of a group, of indices, sends in a ring."""
     if chip.is_tpu:
         return chip.link * num_links(group, devices)
-    nodes = {index // _NODE_SIZE for index in group}
+    nodes = {index // NODE_SIZE for index in group}
     if len(nodes) == 1:
         return chip.link
     # A ring leaves each node once, over the network cards of all its GPUs in the group.

@@ -137,7 +137,11 @@ def _plan_topology(kind: str, shape: str) -> Topology:
         ]
     else:
         platform, named = (_CPU, kind) if chip is None else ("gpu", chip.device_kinds[0])
-        devices = [PlannedDevice(index, platform, named) for index in range(sizes[0])]
+        size = sizes[0] if chip is None else chips.NODE_SIZE
+        devices = [
+            PlannedDevice(index, platform, named, process_index=index // size)
+            for index in range(sizes[0])
+        ]
     return Topology(f"{kind}:{shape}", devices, chip)
 
 

@@ -258,9 +258,9 @@ def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
     ]
     best = max(results, key=lambda result: task.rank(result["best"]))
     path = workdir / best["checkpoint"]
-    is_gone = any(hosts.gather(not path.exists()))
     fix = f"remove {path.parents[1]} to train this seed again"
-    refuse(is_gone, f"{path}, the best of the run, is missing", fix=fix)
+    missing = f"{path}, the best of the run, is missing"
+    hosts.run_on_main(lambda: refuse(not path.exists(), missing, fix=fix))
     params = checkpoint.read_params(path, run.program.setup.abstract_state.params)
     params = weights.copy_params(run.program.setup.abstract_state.params, params)
     untrained = _score_untrained(run)

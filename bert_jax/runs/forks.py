@@ -2,6 +2,7 @@
 
 import copy
 import os
+from pathlib import Path
 
 from bert_jax.config import ModelConfig, TrainConfig, settings
 from bert_jax.config.fields import POSITIONS
@@ -23,7 +24,9 @@ def find(fork: str | AnyPath) -> AnyPath:
     name, at, step = str(fork).rpartition("@")
     if not (at and step.isdecimal()) or os.path.exists(os.path.expanduser(fork)):
         name, step = str(fork), ""
-    path = paths.absolute(paths.as_path(name))  # its folder is that of the run
+    path = paths.as_path(name)
+    if not paths.is_remote(path):
+        path = Path(os.path.abspath(path))  # whose folders are those of the run
     with remote.reading(path):
         if path.name.isdecimal() and paths.is_folder(path / "state"):
             return path

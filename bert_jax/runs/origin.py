@@ -86,6 +86,12 @@ def find(
     if not workdir.config:
         kept_by = next((flag for flag, by in {"--init": init, "--fork": fork}.items() if by), "")
         vocabulary.check(config, kept_by, fields or ())
+        refuse(
+            config.data.eval_source and "data.eval_fraction" in (fields or ()),
+            f"data.eval_fraction {config.data.eval_fraction} has no effect beside data.eval_source "
+            f"{config.data.eval_source}",
+            fix="leave one out",
+        )
     if bert:
         resumed = workdir.path if workdir.config else None
         tokenizer = vocabulary.chosen_tokenizer(config, parts, bert, resumed)
@@ -142,9 +148,13 @@ def _initial_model(init: str | Path, workdir: Workdir) -> Bert:
 
     A machine that resumes a run, such as one in place of another, may not have the folder.
     """
-    with remote.reading(init):
-        is_gone = not paths.is_on_hub(init) and not paths.exists(paths.as_path(init))
-    is_gone = any(hosts.gather(is_gone))  # all hosts read the same one, and wait for each other
+
+    def is_missing() -> bool:
+        with remote.reading(init):
+            return not paths.is_on_hub(init) and not paths.exists(paths.as_path(init))
+
+    # All hosts read the same one, and wait for each other.
+    is_gone = any(hosts.gather(hosts.run_on_all_hosts(is_missing)))
     if is_gone and workdir.config and workdir.results.get("init") and workdir.last_step:
         bert = load(workdir.checkpoints / str(workdir.last_step))
         # A phase may have another rotary base than the run.

@@ -130,12 +130,14 @@ def check(config: TrainConfig, kept_by: str, fields: Collection[str]) -> None:
 def _check_beside_path(config: TokenizerConfig, fields: Collection[str]) -> None:
     """Refuse settings that say something else than the tokenizer of `tokenizer.path`."""
     of_path = f"the tokenizer is that of tokenizer.path {config.path}"
-    is_kind = "tokenizer.kind" in fields
-    refuse(is_kind, f"tokenizer.kind has no effect, as {of_path}", fix="leave it out")
+    for name in ("tokenizer.kind", "tokenizer.model_type"):
+        refuse(name in fields, f"{name} has no effect, as {of_path}", fix="leave it out")
     if "tokenizer.lowercase" in fields:
-        tokenizer = tokenizer_loading.load(config.path, lowercase=config.lowercase)
+        one, other = hosts.run_on_all_hosts(
+            lambda: [tokenizer_loading.load(config.path, lowercase=each) for each in (True, False)]
+        )
         refuse(
-            tokenizer.lowers_case != config.lowercase,
+            one.fingerprint == other.fingerprint and one.lowers_case != config.lowercase,
             f"tokenizer.lowercase {config.lowercase} has no effect, as {of_path}, which decides",
             fix="leave it out",
         )

@@ -7,9 +7,7 @@ text again.
 """
 
 import contextlib
-import filecmp
 import hashlib
-import json
 import os
 import shutil
 import tempfile
@@ -24,9 +22,9 @@ from bert_jax.storage.paths import AnyPath
 
 _LONGEST_NAME = 200  # of a file, which may have 255 bytes with what is added to it
 _ADDRESS = ".bucket"  # the file with the URL of a workdir
-_CONFIG, _RECORDS = "config.json", "metrics.jsonl"
+_OF_RUN = ("config.json", "text.sha256", "metrics.jsonl")  # which tell one run from another
 # What a run that resumes reads; then what it only writes.
-_READ = (_CONFIG, "text.sha256", "tokenizer", _RECORDS, "results.json", "wandb.id")
+_READ = (*_OF_RUN, "tokenizer", "results.json", "wandb.id")
 _WRITTEN = ("baselines.json", "curves.png", "tensorboard")
 
 
@@ -61,25 +59,20 @@ def open_workdir(workdir: AnyPath, process: int = 0) -> Path:
 def _send_later_records(url: str, folder: Path) -> None:
     """Send the files of a run whose disk has records of steps that the bucket lacks.
 
-    They could not be copied before. The files of another run, or of one that the bucket no longer
-    has, are not sent.
+    They could not be copied before. The records of the bucket are then the first of the disk: those
+    of another run, or of one that another machine continued, have other speeds at least.
     """
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         there = Path(temporary)
-        for name in (_CONFIG, _RECORDS):
+        for name in _OF_RUN:
             remote.fetch(f"{url}/{name}", there / name)
-        configs = [path / _CONFIG for path in (folder, there)]
-        is_same_run = all(map(Path.is_file, configs)) and filecmp.cmp(*configs, shallow=False)
-        if is_same_run and _last_step(folder / _RECORDS) > _last_step(there / _RECORDS):
-            send(folder)
-
-
-def _last_step(records: Path) -> int:
-    """Return the step of the last whole record of a file; 0 where there is none."""
-    for line in reversed(records.read_bytes().splitlines() if records.is_file() else ()):
-        with contextlib.suppress(ValueError, TypeError, KeyError):  # it may be cut off
-            return int(json.loads(line)["step"])
-    return 0
+        (config, text, records), (its_config, its_text, its_records) = (
+            [(path / name).read_bytes() if (path / name).is_file() else b"" for name in _OF_RUN]
+            for path in (folder, there)
+        )
+    is_same_run = its_config and (config, text) == (its_config, its_text)
+    if is_same_run and len(records) > len(its_records) and records.startswith(its_records):
+        send(folder)
 
 
 def _quoted(url: str) -> str:

@@ -215,6 +215,10 @@ class Task(abc.ABC):
         """
         return example
 
+    def has_loss(self, examples: Sequence[Example]) -> bool:
+        """Return whether the loss of training is that of these labelled examples too."""
+        return True
+
     def training_examples(self, examples: Sequence[Example]) -> Sequence[Example]:
         """Return what is trained on, from the labelled examples of a file."""
         return examples

@@ -31,7 +31,7 @@ from bert_jax.training.curves import save_figure
 from bert_jax.training.objective import PredictionObjective
 
 _NUMBER = "LABEL_0"  # the default name of a single output in `transformers`
-_ROUNDING = 1e-5  # of the largest prediction: that of float32, over a model's layers
+_ROUNDING = 5e-6  # of the largest prediction: that of float32, over a model's layers
 _MAX_VALUE = float(np.finfo(np.float32).max)
 _MAX_INCHES, _MAX_NAMED = 36.0, 60  # of the confusion matrix, and labels with a name there
 _LONGEST_SHOWN = 25  # characters of a name there
@@ -380,7 +380,7 @@ def correlations(actual: ArrayLike, predicted: ArrayLike) -> dict[str, float]:
     from scipy import stats
 
     rounding = _ROUNDING * np.abs(predicted).max()
-    varied = len(np.unique(actual)) > 1 and np.ptp(predicted) > rounding
+    varied = len(np.unique(actual)) > 1 and not np.ptp(predicted) <= rounding  # NaN stays
     measures: dict[str, Any] = {"pearson": stats.pearsonr, "spearman": stats.spearmanr}
     return {
         name: float(correlate(actual, predicted)[0]) if varied else 0.0

@@ -44,6 +44,11 @@ class MultipleChoice(Classification):
         own = {name: value.get(name) for name in ("id", "label")}
         return {"columns": columns, "texts": texts, **own}
 
+    def example_from(self, value: Any, index: int | str, data: DataFiles) -> Example:
+        if isinstance(value, Mapping) and "choices" in value:
+            value = {**value, "label": value.get(data.label)}
+        return super().example_from(value, index, data)
+
     def line_value(self, line: str, where: str, data: DataFiles) -> Any:
         """Refuse a line, which has no column for each choice."""
         raise UserError(

@@ -4,7 +4,6 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from decimal import Decimal
 from typing import Any
 
 from bert_jax.config import DataFiles
@@ -22,12 +21,7 @@ def text_columns(data: DataFiles) -> list[str]:
 
 
 def whole(value: Any) -> Any:
-    """Return the integer of a float or a decimal that is one, or `value`.
-
-    So pandas has numbers beside NaN, and Parquet those of a decimal column.
-    """
-    if isinstance(value, Decimal):  # before 3.12 it has no is_integer
-        return int(value) if value.is_finite() and value == int(value) else value
+    """Return the integer of a float that is one, as pandas has numbers beside NaN, or `value`."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

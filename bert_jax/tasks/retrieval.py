@@ -58,14 +58,15 @@ class Retrieval(Task):
 
     def select_fields(self, record: Record, data: DataFiles) -> Mapping[str, Any]:
         texts = tuple(record.field(name, "data.text") for name in readers.text_columns(data))
-        # The latter name is that of rerankers.
-        labels = [record.fields.get(name) for name in (data.label, DataFiles().label)]
-        is_apart = any(readers.to_relevance(label) <= 0 for label in labels)
-        is_absent = all(label is None or label == "" for label in labels)
+        # The latter names are those of rerankers and of scored pairs.
+        labels = [record.fields.get(name) for name in (data.label, DataFiles().label, "score")]
+        relevances = list(map(readers.to_relevance, labels))  # of those without one NaN
+        pair_label = _IS_APART if 0 in relevances else _IS_PAIR
+        is_absent = all(label is None or label == "" for label in labels[:2])
         return {
             "id": record.fields.get("id"),
             "texts": texts,
-            "pair_label": _IS_APART if is_apart else _IS_PAIR,
+            "pair_label": None if any(each < 0 for each in relevances) else pair_label,
             "absent_column": data.label if is_absent else "",
         }
 
@@ -93,11 +94,15 @@ class Retrieval(Task):
             refuse(
                 example.absent_column not in ("", DataFiles().label),
                 f"{example.where} has no label in {data.label!r}",
-                fix="set data.label to the name of its column, or leave that out if the texts of "
-                "each row belong together",
+                fix="fill it in, or set data.label to the name of its column; leave that out if "
+                "the texts of each row belong together",
             )
-            _refuse_apart(example, example.label <= 0)
+            _refuse_apart(example, example.label is None or example.label <= 0)
         return example
+
+    def has_loss(self, examples: Sequence[Example]) -> bool:
+        """Return whether all are pairs, which a ranking loss takes them for."""
+        return not self.is_ranking or all(each.label > 0 for each in examples)
 
     def training_examples(self, examples: Sequence[Example]) -> Sequence[Example]:
         """Return the pairs, which a ranking loss takes to belong together whatever their scores."""

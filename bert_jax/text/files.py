@@ -118,7 +118,7 @@ def open_file(
 
 
 def _ends_in_cr(line: bytes) -> bool:
-    """Return whether all of a file, which has no LF, is several lines of old Mac text."""
+    """Return whether a file, of which this is all, has several lines and no LF."""
     return b"\r" in line.rstrip(b"\r\n") and not line.endswith(b"\n")
 
 
@@ -129,6 +129,7 @@ def read_lines(
     *,
     strip: bool = True,
     longest: int = MAX_LINE_BYTES,
+    refuses_cr: bool = False,
 ) -> Iterator[tuple[str, int]]:
     """Yield each line of a file, and the position in the file on disk after it.
 
@@ -138,6 +139,7 @@ def read_lines(
       end: lines that start there or later are not read; ignored for a compressed file.
       strip: whether to remove white space at both ends.
       longest: in bytes.
+      refuses_cr: whether to refuse a file of one line with a CR in it: of several in old Mac text.
 
     Raises:
       UserError: a line is too long, is not UTF-8 or has a NUL byte, or the file is damaged.
@@ -153,14 +155,14 @@ def read_lines(
         number, position, offset = 0, start, start
         try:
             for number, line in enumerate(lines, start=1):
+                if refuses_cr and number == 1 and not start and _ends_in_cr(line):
+                    raise ValueError(
+                        "ends in CR alone, and only LF and CRLF are read; convert the line ends"
+                    )
                 if len(line) > longest:
                     raise ValueError(f"is longer than {longest >> 20} MiB; break it into lines")
                 if b"\0" in line:
                     raise ValueError(f"has a NUL byte, as no text in UTF-8 has; {_CONVERT}")
-                if number == 1 and not start and _ends_in_cr(line):
-                    raise ValueError(
-                        "ends in CR alone, and only LF and CRLF are read; convert the line ends"
-                    )
                 text = line.decode()
                 position = position if number % 64 or not raw.seekable() else raw.tell()
                 text = text.removeprefix("\ufeff")  # of a file that was appended to another

@@ -179,7 +179,7 @@ def fasta_sequences(path: Path | str, start: int = 0, end: int | None = None) ->
     A sequence that is longer than a document may be is several.
     """
     where, parts, size, after = "", [], 0, start
-    lines = read_lines(path, start, end)
+    lines = read_lines(path, start, end, refuses_cr=True)
     for number, (line, position) in enumerate(itertools.chain(lines, [(FASTA_MARK, 0)]), start=1):
         if line.startswith(FASTA_MARK):
             if parts:
@@ -280,7 +280,8 @@ def _rows(path: Path | str) -> Iterator[tuple[int, list[str], int]]:
     """Yield the number of each row's first line, its fields, and the position after the row."""
     position, number = 0, 1
     if file_type(path) == ".tsv":  # without quotes and escapes
-        for number, (line, position) in enumerate(read_lines(path, strip=False), start=1):
+        lines_of_file = read_lines(path, strip=False, refuses_cr=True)
+        for number, (line, position) in enumerate(lines_of_file, start=1):
             yield number, line.rstrip("\r\n").split("\t"), position
         return
 

@@ -252,7 +252,8 @@ class FileSource(Source):
     def _plain(self, path: _Path, start: int, end: int) -> Iterator[tuple[list[str], int]]:
         lines: list[str] = []
         characters = 0
-        for line, position in itertools.chain(read_lines(path, start, end), [("", end)]):
+        read = read_lines(path, start, end, refuses_cr=True)
+        for line, position in itertools.chain(read, [("", end)]):
             if line:
                 lines.append(line)
                 characters += len(line)

@@ -286,9 +286,10 @@ def test_a_run_stops_where_its_output_is_closed(ends, monkeypatch, number):
             console.show("a line of another command")
 
 
-def test_a_cache_that_others_may_write_to_is_not_used(tmp_path):
+@pytest.mark.parametrize("mode", [0o777, 0o775])
+def test_a_cache_that_others_may_write_to_is_not_used(tmp_path, mode):
     (tmp_path / "bert-jax").mkdir()
-    (tmp_path / "bert-jax").chmod(0o777)
+    (tmp_path / "bert-jax").chmod(mode)
     assert run(tmp_path) == ["new 2 False"]
     assert not [*(tmp_path / "bert-jax").iterdir()]
 

@@ -415,6 +415,7 @@ SLURM = {
         ({}, None),
         (SLURM, ("node07:62674", 2, None)),
         ({**SLURM, "SLURM_STEP_NUM_TASKS": "12"}, ("node07:62674", 2, "0")),  # four on each node
+        ({**SLURM, "JAX_LOCAL_DEVICE_IDS": "1"}, ("node07:62674", 2, "1")),  # by the user
         ({**SLURM, "SLURM_STEP_NUM_TASKS": "1"}, None),  # salloc's shell
         ({"SLURM_JOB_ID": "1234", "SLURM_NTASKS": "3", "SLURM_PROCID": "0"}, None),  # sbatch's
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, None),

@@ -17,6 +17,7 @@ from bert_jax import console
 from bert_jax.config import OptimizerConfig, ParallelConfig
 from bert_jax.config.schedule import make_rate_schedule
 from bert_jax.distributed.mesh import compile_step, make_mesh, replicated_layout
+from bert_jax.planning.topology import PlannedDevice, read_topologies
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.setup import make_setup
 from bert_jax.training.step import make_eval_step
@@ -174,9 +175,12 @@ def test_in_bfloat16_a_parameter_has_the_same_digits_on_every_mesh():
     np.testing.assert_array_equal(*results)
 
 
-def test_a_part_of_a_batch_that_spans_hosts_unevenly_is_refused(monkeypatch):
-    six = jax.devices()[:6]
-    monkeypatch.setattr(jax, "local_devices", lambda: six[:3])
+def test_a_part_of_a_batch_that_spans_hosts_unevenly_is_refused():
+    """Also in a plan, of nodes of eight GPUs."""
+    six = [PlannedDevice(i, "gpu", "H100", process_index=i // 3) for i in range(6)]
+    (planned,) = read_topologies("h100:24")
+    with refused("parallel.tensor 6 and the 8 devices of a host do not divide one another"):
+        make_mesh(ParallelConfig(tensor=6), planned.devices)
     with refused("parallel.tensor 2 and the 3 devices of a host do not divide one another"):
         make_mesh(ParallelConfig(tensor=2), six)
     assert make_mesh(ParallelConfig(tensor=3), six).shape["data"] == 2

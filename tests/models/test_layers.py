@@ -214,12 +214,14 @@ def test_the_operands_of_an_activation_alone_are_saved(platform):
 
 
 def test_bits_for_a_gpu_keep_sequences_first_in_memory():
-    def has_layout(platform):
+    def has_layout(platform, *, splits_outputs=False):
         def draw(indices):
             return random_bits(jax.random.key(0), indices, (3, 4))
 
-        with traced_for(Target(platform)):
+        with traced_for(Target(platform, splits_outputs=splits_outputs)):
             text = jax.jit(draw).lower(jax.ShapeDtypeStruct((2,), jnp.int32)).as_text()
         return "LayoutConstraint" in text
 
     assert [has_layout(platform) for platform in ("cpu", "gpu")] == [False, True]
+    # Of heads that devices share, the bits of all would be gathered to be laid out.
+    assert not has_layout("gpu", splits_outputs=True)

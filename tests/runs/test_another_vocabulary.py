@@ -84,7 +84,7 @@ def test_a_run_adds_words_and_resumes(tiny_run, tiny_config, tmp_path, capsys):
     path = dataclasses.replace(
         config.tokenizer, add=0, path=str(tiny_run.checkpoint.parents[1] / "tokenizer")
     )
-    for name, value in (("kind", "byte_bpe"), ("lowercase", False)):
+    for name, value in (("kind", "byte_bpe"), ("lowercase", False), ("model_type", "bpe")):
         fields = {"tokenizer": dataclasses.replace(path, **{name: value})}
         with refused(f"tokenizer.{name} ", "no effect, as the tokenizer is that of tokenizer.path"):
             start(
@@ -92,6 +92,10 @@ def test_a_run_adds_words_and_resumes(tiny_run, tiny_config, tmp_path, capsys):
                 tmp_path / "new",
                 fields=[f"tokenizer.{name}"],
             )
+    data = dataclasses.replace(config.data, eval_source=str(text), eval_fraction=0.5)
+    with refused("data.eval_fraction 0.5 has no effect beside data.eval_source", "leave one out"):
+        given = dataclasses.replace(tiny_config, data=data)
+        start(given, tmp_path / "new", fields=["data.eval_fraction"])
     capsys.readouterr()
     whole = bert_jax.pretrain(config, tmp_path / "whole", init=tiny_run.checkpoint)
     tokenizer = whole.bert.tokenizer

@@ -334,8 +334,9 @@ def test_a_fork_of_another_state_is_refused(
 
 def test_a_fork_by_a_relative_path_knows_its_run(tiny_config, stopped, tmp_path, monkeypatch):
     monkeypatch.chdir(stopped / "checkpoints")
-    run = pretraining.start(changed(tiny_config, steps=8), tmp_path / "run", fork="4")
-    assert run.origin.fork == stopped / "checkpoints/4"
+    for name in ("4", "../checkpoints/4"):
+        run = pretraining.start(changed(tiny_config, steps=8), tmp_path / "run", fork=name)
+        assert run.origin.fork == stopped / "checkpoints/4"
     whole = pretraining.start(changed(tiny_config, steps=8), tmp_path / "run", fork=stopped)
     assert run.origin.read_before == whole.origin.read_before
 

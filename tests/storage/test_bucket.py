@@ -21,6 +21,7 @@ from bert_jax.storage import mirror, paths
 from bert_jax.text import mixture
 from bert_jax.text.store import open_store
 from bert_jax.training import checkpoint
+from bert_jax.training.metrics import read_records
 
 pytestmark = [
     pytest.mark.remote,
@@ -167,12 +168,12 @@ def test_records_that_could_not_be_copied_are_kept(bucket, tiny_config):
         with pytest.raises(UserError, match=r"metrics\.jsonl cannot be written"):
             pretrain(tiny_config, "gs://bucket/kept", quiet=True)
         bucket.fails = ""
-        if is_other:
-            bucket.objects["kept/config.json"] = (1, b"{}")
+        if is_other:  # of the same recipe
+            record = b'{"split": "train", "step": 1}\n'
+            bucket.objects["kept/metrics.jsonl"] = (1, record)
         folder = mirror.open_workdir(paths.as_path("gs://bucket/kept"))
-        steps.append(mirror._last_step(folder / "metrics.jsonl"))
-        assert ("kept/metrics.jsonl" in bucket.objects) != is_other
-    assert steps == [tiny_config.steps, 0]
+        steps.append(read_records(folder / "metrics.jsonl")[-1]["step"])
+    assert steps == [tiny_config.steps, 1]
 
 
 def test_a_model_on_a_server_that_cannot_be_reached_is_named(

@@ -178,9 +178,8 @@ def test_the_confusion_matrix_of_many_classes_has_a_bounded_size(tmp_path):
 
 def test_numbers_are_names():
     """Those that are whole are named as such, also where pandas made them floats."""
-    half, cents, four = Decimal("1.5"), Decimal("1.50"), Decimal("4.0")
-    names = (1, "1"), (1.0, "1"), (1.5, "1.5"), (-2e-7, "-2e-07"), (half, "1.5"), (four, "4")
-    for label, name in names:
+    half, cents = Decimal("1.5"), Decimal("1.50")
+    for label, name in ((1, "1"), (1.0, "1"), (1.5, "1.5"), (-2e-7, "-2e-07"), (half, "1.5")):
         assert classes().read_label(label, "here") == name
     assert classes().read_label(cents, "here") == "1.50"  # as pandas writes it to a .csv
     for label in (math.nan, math.inf, Decimal("NaN"), Decimal("sNaN"), Decimal("-Infinity")):
@@ -224,7 +223,8 @@ def test_scores_of_numbers(pairs):
 def test_predictions_that_differ_by_rounding_are_constant():
     actual, rounding = np.array([1.0, 2.0, 3.0]), np.array([-3e-6, 0.0, 3e-6])
     assert set(correlations(actual, 3.7 + rounding).values()) == {0.0}
-    found = correlations(1000 + 1e-3 * actual, actual)
+    assert np.isnan(correlations(actual, actual * [1, 1, np.nan])["pearson"])
+    found = correlations(1000 + 1e-3 * actual, 1e6 + 4 * actual)
     assert found == pytest.approx({"pearson": 1.0, "spearman": 1.0})
 
 

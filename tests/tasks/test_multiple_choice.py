@@ -1,5 +1,6 @@
 """Multiple choice: features by hand, SWAG's columns, and refusals."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -58,6 +59,9 @@ def test_a_dictionary_of_choices_has_its_label_and_its_id():
     value = {"context": "A fox", "choices": ["runs", "reads"], "label": 1, "id": "x"}
     example = task("0", "1").example_from(value, 0, UnknownColumns())
     assert (example.label, example.id, example.texts) == ("1", "x", ("A fox", "", "runs", "reads"))
+    named = dataclasses.replace(UnknownColumns(), label="gold")
+    value = {"context": "A fox", "choices": ["runs", "reads"], "gold": 0}
+    assert task("0", "1").example_from(value, 0, named).label == "0"
 
 
 def test_each_choice_is_a_pair_of_context_and_ending(wordpiece):
