@@ -83,7 +83,8 @@ def fit(
     if steps < 1:
         raise UserError(
             f"--minutes={minutes:g} is too short: timing steps takes {duration(spent)} here, "
-            f"compiling takes {duration(compile_seconds)} and a step {duration(seconds)}; give more"
+            f"compiling takes {duration(compile_seconds)} and a step {1e3 * seconds:,.1f} ms; "
+            "give more"
         )
     evaluated_every, logged_every = -(-steps // _EVALUATIONS), -(-steps // _LOGS)
     console.show(f"minutes    {minutes:g}, which are {steps:,} steps of {1e3 * seconds:,.0f} ms")

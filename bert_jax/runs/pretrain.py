@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import shutil
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -22,14 +23,16 @@ from bert_jax.config.schedule import make_schedule
 from bert_jax.console import Level
 from bert_jax.distributed import devices, hosts
 from bert_jax.distributed import mesh as meshes
+from bert_jax.errors import UserError
 from bert_jax.objectives import make_objective
 from bert_jax.runs import origin as origins
 from bert_jax.runs import report, weights
 from bert_jax.runs import workdir as workdirs
 from bert_jax.runs.pretraining_run import Run
+from bert_jax.runs.workdir import Workdir
 from bert_jax.storage import mirror, paths
 from bert_jax.storage.paths import AnyPath
-from bert_jax.text import mixture
+from bert_jax.text import mixture, prepare
 from bert_jax.text.store import Corpus
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint, loop
@@ -38,6 +41,8 @@ from bert_jax.training.metrics import Writer, remove_metrics
 from bert_jax.training.optimizer import learning_rate
 from bert_jax.training.setup import set_up
 from bert_jax.training.step import TrainState, make_eval_step, make_train_step
+
+_STORE = "store"  # the folder of a workdir with the tokens of its text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,14 +160,20 @@ def start(
     if setup and hosts.count() == 1 and origin.kind == "new":
         # Compiled while the text is prepared. Python waits for it before it exits.
         state = ThreadPoolExecutor(1).submit(setup.new_state)
-    corpus = _read_text(config, parts, origin.tokenizer, folder)
+    has_store = (folder / _STORE).exists()
+    corpus = _read_text(config, parts, origin.tokenizer, found)
     if is_open:  # the text may have fewer tokens than were asked for
         config = _with_vocab_size(config, corpus.tokenizer.vocab_size)
         objective = make_objective(config)
         objective.check_mesh(mesh, schedule.stages)
     setup = setup or set_up(objective.model, config, schedule.rate, mesh)
     objective.check_text(corpus)
-    workdirs.check_text(found, corpus.fingerprint)
+    try:
+        workdirs.check_text(found, corpus.fingerprint)
+    except UserError:
+        if hosts.is_main() and not has_store:  # it would stand in the way of the run's own text
+            shutil.rmtree(folder / _STORE, ignore_errors=True)
+        raise
     workdirs.check_shared(folder)
     return Run(
         config=config,
@@ -196,12 +207,27 @@ def _with_vocab_size(config: TrainConfig, size: int) -> TrainConfig:
 
 
 def _read_text(
-    config: TrainConfig, parts: mixture.Parts, tokenizer: Tokenizer | None, workdir: Path
+    config: TrainConfig,
+    parts: mixture.Parts,
+    tokenizer: Tokenizer | None,
+    workdir: Workdir[TrainConfig],
 ) -> Corpus:
     """Return the text, which the first host prepares for all, or each if they share no disk."""
-    folder = workdir / "store"
-    read = partial(mixture.read, config, parts, tokenizer, folder)
-    if parts.is_prepared or mirror.url_of(workdir):
+    folder = workdir.path / _STORE
+
+    def read() -> Corpus:
+        try:
+            return mixture.read(config, parts, tokenizer, folder)
+        except prepare.OtherText as error:
+            if not workdir.last_step:
+                raise
+            run = workdir.address
+            raise UserError(
+                f"{error.found}, and the run of {run} was trained on that; restore the text, or "
+                f"continue on the new one by --fork={run} and another --workdir"
+            ) from error
+
+    if parts.is_prepared or mirror.url_of(workdir.path):
         corpus = hosts.run_on_all_hosts(read)  # each host has a copy, or all see the same folder
     else:
         prepared = hosts.run_on_main(read)

@@ -7,6 +7,7 @@ import gzip
 import io
 import lzma
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +45,9 @@ def check_readable(path: str | Path, name: str, remedy: str) -> None:
 def existing(name: str, remedy: str) -> Path:
     """Return the path of a readable file; "~" is the user's home."""
     paths.check_named(name)
+    is_remote = paths.is_remote(str(name))
+    address = re.sub(":/+", "://", str(name), count=1)  # which a Path has shortened
+    refuse(is_remote, f"{address} is not on a disk", fix="download it, and give the file")
     path = Path(os.path.expanduser(name))
     check_readable(path, name, remedy)
     return path

@@ -28,6 +28,16 @@ _BATCH_CHARACTERS = 2_000_000
 _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 
 
+class OtherText(UserError):
+    """A folder has a store of another text, or of other settings; `found` says which."""
+
+    def __init__(self, found: str):
+        super().__init__(
+            f"{found}; choose another folder, or remove the folder to prepare it again"
+        )
+        self.found = found
+
+
 def choose_tokenizer(config: TrainConfig, init: Tokenizer | None) -> Tokenizer | TokenizerConfig:
     """Return the tokenizer of a run, or how to train it; `init` is that which it begins with."""
     if init is None and config.tokenizer.path:
@@ -170,9 +180,7 @@ def _read_progress(folder: Path, identity: dict[str, Any], restarts: bool) -> di
     if other and "failed" not in record and not restarts:
         names = {"text": "other text", "held_out": "other held-out text"}
         found = f"was prepared from {names.get(other, f'another {other}')}"
-        raise UserError(
-            f"{folder} {found}; choose another folder, or remove the folder to prepare it again"
-        )
+        raise OtherText(f"{folder} {found}")
     return {} if other else record
 
 

@@ -62,10 +62,11 @@ class TensorBoard(Sink):
         return events
 
     def write(self, step: int, values: Values) -> None:
+        events = self._events  # before the import, which is a part of its work
         from tensorboardX.summary import scalar
 
         for name, value in values.items():
-            _append(self._events, step=step, summary=scalar(name, value))
+            _append(events, step=step, summary=scalar(name, value))
 
     def close(self, *, succeeded: bool) -> None:
         if "_events" in vars(self):  # a run that writes nothing leaves no file

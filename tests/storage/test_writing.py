@@ -106,6 +106,16 @@ def test_links_and_pipes_of_strangers_are_not_followed(tmp_path):
         tokenizer_loading.load(model)
 
 
+def test_what_a_link_leads_to_is_replaced(tiny_bert, tmp_path):
+    link, folder = tmp_path / "current", tmp_path / "large_disk"
+    tiny_bert.save(folder)
+    link.symlink_to(folder)
+    before = (folder / "state").stat().st_ino
+    tiny_bert.save(link, force=True)
+    assert link.is_symlink()
+    assert (folder / "state").stat().st_ino != before
+
+
 def test_a_folder_whose_files_are_still_open_is_replaced(tmp_path, monkeypatch):
     """NFS keeps a file that is open under another name, and its folder is not empty then."""
     for each in ("new", "path"):

@@ -323,7 +323,7 @@ def test_texts_that_do_not_belong_together_are_no_pairs(tmp_path):
         assert [each.absent_column for each in found] == ["", ""]
     misspelt = DataFiles(text="query,passage", label="labels")
     path.write_text("query\tpassage\tgrade\na\tb\t1\nc\td\t0\n")
-    with refused("a.tsv:2 has no label in 'labels'; set data.label to the name of its column"):
+    with refused("a.tsv:2 has no label in 'labels'; fill it in, or set data.label to the name of"):
         read_examples(task, str(path), misspelt, labelled=True)
     scored = EmbeddingConfig(loss="cosent")
     for embedding, metric in ((EmbeddingConfig(), "spearman"), (scored, "ndcg@10")):

@@ -137,7 +137,8 @@ def test_a_line_of_ten_megabytes_is_cut(tmp_path):
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl.gz", "a.csv"])
 def test_a_line_that_is_too_long_is_refused_before_it_is_read(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(sources.read_lines, "__kwdefaults__", {"strip": True, "longest": 1 << 20})
+    defaults = {**sources.read_lines.__kwdefaults__, "longest": 1 << 20}
+    monkeypatch.setattr(sources.read_lines, "__kwdefaults__", defaults)
     content = b"x" * (1 << 24)
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
     tracemalloc.start()
