@@ -122,7 +122,7 @@ def _has_whole_node() -> bool:
 
     Not where the user has set which devices are its own, in a variable that JAX reads.
     """
-    if "JAX_LOCAL_DEVICE_IDS" in os.environ:
+    if os.environ.get("JAX_LOCAL_DEVICE_IDS"):
         return False
     nodes = os.environ.get("SLURM_STEP_NUM_NODES", "")
     local = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE")

@@ -105,8 +105,7 @@ def predict_examples(
     values = {"sequences_per_second": len(features) / (time.monotonic() - started)}
     if examples and all(example.label is not None for example in examples):
         sums = add_up(metrics)
-        # Some label can be used, and none is of what the loss takes it for another.
-        has_loss = any(weight for _, weight in sums.values()) and task.has_loss(examples)
+        has_loss = any(weight for _, weight in sums.values())  # some label can be used
         loss = {"loss": means(sums, {})["loss"]} if has_loss else {}
         values = {**loss, **task.score(examples, predictions), **values}
     return predictions, values
@@ -150,6 +149,8 @@ def predict(
     step = model.runner.compile_step("prediction", step, PREDICT_OUTPUTS)
     predictions, scores = predict_examples(step, task, examples, batcher, batch_size)
     scores.pop("sequences_per_second")
+    if scores and not task.has_loss(examples):
+        scores.pop("loss", None)
     return Predictions(task, examples, predictions, scores, features.truncated)
 
 

@@ -167,11 +167,14 @@ def start(
         objective = make_objective(config)
         objective.check_mesh(mesh, schedule.stages)
     setup = setup or set_up(objective.model, config, schedule.rate, mesh)
-    objective.check_text(corpus)
     try:
+        objective.check_text(corpus)
         workdirs.check_text(found, corpus.fingerprint)
     except UserError:
-        if hosts.is_main() and not has_store:  # it would stand in the way of the run's own text
+        is_own = hosts.is_main() or mirror.url_of(folder)
+        if (
+            is_own and found.last_step and not has_store
+        ):  # it would stand in the way of the run's own text
             shutil.rmtree(folder / _STORE, ignore_errors=True)
         raise
     workdirs.check_shared(folder)
@@ -223,8 +226,8 @@ def _read_text(
                 raise
             run = workdir.address
             raise UserError(
-                f"{error.found}, and the run of {run} was trained on that; restore the text, or "
-                f"continue on the new one by --fork={run} and another --workdir"
+                f"{error.found}; restore the text, or continue on the new one by --fork={run} and "
+                f"another --workdir, or if this is the text of the run, remove {folder}"
             ) from error
 
     if parts.is_prepared or mirror.url_of(workdir.path):
@@ -272,6 +275,8 @@ def _train(run: Run, checkpoints: Checkpoints, stop: Callable[[], str]) -> Pretr
 
     stages = _make_stages(run, indices)
     with _open_metrics(run, step, batches, baselines) as writer:
+        if step:  # the records of later steps are gone
+            mirror.try_to_send(run.workdir.path)
         with loop.Training(
             state, stages, loader.prefetch(batches, step), checkpoints, writer, objective
         ).shown() as training:

@@ -57,8 +57,9 @@ def replacing(
 ) -> Iterator[Path]:
     """Yield a temporary path, which is renamed to `path` at the end of the context."""
     path = on_disk(path)
-    path = path.resolve() if path.is_symlink() and path.exists() else path  # what it leads to
     refuse("\0" in str(path), f"{str(path)!r} has a NUL byte", fix="choose another")
+    if os.path.islink(path) and os.path.exists(path):  # what it leads to is replaced
+        path = Path(os.path.realpath(path))
     check_replaceable(path, may_replace)
     try:
         parent = path.absolute().parent

@@ -46,7 +46,7 @@ class MultipleChoice(Classification):
 
     def example_from(self, value: Any, index: int | str, data: DataFiles) -> Example:
         if isinstance(value, Mapping) and "choices" in value:
-            value = {**value, "label": value.get(data.label)}
+            value = {**value, "label": value.get(data.label, value.get("label"))}
         return super().example_from(value, index, data)
 
     def line_value(self, line: str, where: str, data: DataFiles) -> Any:

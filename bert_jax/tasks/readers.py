@@ -134,7 +134,7 @@ def _nested_questions(source: str) -> Iterator[Record]:
         f"{source} is a table, in which answers have no form",
         fix="give SQuAD's .json, or a .jsonl or .parquet of id, question, context and answers",
     )
-    lines = read_lines(path, strip=False, longest=1 << 30)
+    lines = read_lines(path, strip=False, longest=1 << 30, refuses_cr=False)
     text = "".join(line for line, _ in lines)
     if not text.strip():
         return

@@ -58,15 +58,18 @@ class Retrieval(Task):
 
     def select_fields(self, record: Record, data: DataFiles) -> Mapping[str, Any]:
         texts = tuple(record.field(name, "data.text") for name in readers.text_columns(data))
-        # The latter names are those of rerankers and of scored pairs.
-        labels = [record.fields.get(name) for name in (data.label, DataFiles().label, "score")]
+        # The latter name is that of rerankers.
+        labels = [record.fields.get(name) for name in (data.label, DataFiles().label)]
+        is_absent = all(label is None or label == "" for label in labels)
+        # Without a label, the usual column of scored pairs may say that they are none.
+        labels = [record.fields.get("score")] if is_absent else labels
         relevances = list(map(readers.to_relevance, labels))  # of those without one NaN
-        pair_label = _IS_APART if 0 in relevances else _IS_PAIR
-        is_absent = all(label is None or label == "" for label in labels[:2])
+        is_apart = any(each == 0 or (is_absent and each < 0) for each in relevances)
+        is_hidden = any(each < 0 for each in relevances) and not is_absent
         return {
             "id": record.fields.get("id"),
             "texts": texts,
-            "pair_label": None if any(each < 0 for each in relevances) else pair_label,
+            "pair_label": None if is_hidden else _IS_APART if is_apart else _IS_PAIR,
             "absent_column": data.label if is_absent else "",
         }
 

@@ -133,7 +133,7 @@ def read_lines(
     *,
     strip: bool = True,
     longest: int = MAX_LINE_BYTES,
-    refuses_cr: bool = False,
+    refuses_cr: bool = True,
 ) -> Iterator[tuple[str, int]]:
     """Yield each line of a file, and the position in the file on disk after it.
 

@@ -152,13 +152,15 @@ def is_undivided(path: Path | str) -> bool:
 def text_lines(path: Path | str) -> Iterator[Record]:
     """Yield {"text": LINE} for each line of a file or of standard input, also for an empty one."""
     name = "stdin" if path == STDIN else path
-    for number, (line, position) in enumerate(read_lines(path), start=1):
+    lines = read_lines(path, refuses_cr=path != STDIN)  # where another program may have put one
+    for number, (line, position) in enumerate(lines, start=1):
         yield Record(f"{name}:{number}", {"text": line}, position)
 
 
 def json_lines(path: Path | str, start: int = 0, end: int | None = None) -> Iterator[Record]:
     """Yield the JSON objects of a file, one a line; empty lines are skipped."""
-    for number, (line, position) in enumerate(read_lines(path, start, end), start=1):
+    lines = read_lines(path, start, end, refuses_cr=False)  # white space of JSON
+    for number, (line, position) in enumerate(lines, start=1):
         if not line:
             continue
         where = f"{path}:{line_name(number, start)}"
@@ -179,7 +181,7 @@ def fasta_sequences(path: Path | str, start: int = 0, end: int | None = None) ->
     A sequence that is longer than a document may be is several.
     """
     where, parts, size, after = "", [], 0, start
-    lines = read_lines(path, start, end, refuses_cr=True)
+    lines = read_lines(path, start, end)
     for number, (line, position) in enumerate(itertools.chain(lines, [(FASTA_MARK, 0)]), start=1):
         if line.startswith(FASTA_MARK):
             if parts:
@@ -280,14 +282,14 @@ def _rows(path: Path | str) -> Iterator[tuple[int, list[str], int]]:
     """Yield the number of each row's first line, its fields, and the position after the row."""
     position, number = 0, 1
     if file_type(path) == ".tsv":  # without quotes and escapes
-        lines_of_file = read_lines(path, strip=False, refuses_cr=True)
-        for number, (line, position) in enumerate(lines_of_file, start=1):
+        for number, (line, position) in enumerate(read_lines(path, strip=False), start=1):
             yield number, line.rstrip("\r\n").split("\t"), position
         return
 
     def lines() -> Iterator[str]:
         nonlocal position
-        for line, position in read_lines(path, strip=False):  # noqa: B007 (it is read below)
+        # The csv module has a message of its own for a CR, which may be in quotes.
+        for line, position in read_lines(path, strip=False, refuses_cr=False):  # noqa: B007
             yield line
 
     csv.field_size_limit(max(csv.field_size_limit(), _MAX_FIELD))

@@ -252,8 +252,7 @@ class FileSource(Source):
     def _plain(self, path: _Path, start: int, end: int) -> Iterator[tuple[list[str], int]]:
         lines: list[str] = []
         characters = 0
-        read = read_lines(path, start, end, refuses_cr=True)
-        for line, position in itertools.chain(read, [("", end)]):
+        for line, position in itertools.chain(read_lines(path, start, end), [("", end)]):
             if line:
                 lines.append(line)
                 characters += len(line)

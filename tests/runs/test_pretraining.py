@@ -321,7 +321,7 @@ def test_a_mixture_of_texts(store, tmp_path, capsys):
     with pytest.raises(UserError, match=r"belongs to another config: data.source is"):
         pretrain(store, workdir, *changes, f"data.source={store}@2,{text}@1")
     text.write_text(text.read_text() + "One.\n")
-    with refused("store/1 was prepared from other text, and the run of", "by --fork="):
+    with refused("store/1 was prepared from other text; restore the text, or", "by --fork="):
         pretrain(store, workdir, *changes, "steps=9")
     shutil.rmtree(workdir / "store")
     with pytest.raises(UserError, match="was trained on other text"):

@@ -114,6 +114,8 @@ def test_what_a_link_leads_to_is_replaced(tiny_bert, tmp_path):
     tiny_bert.save(link, force=True)
     assert link.is_symlink()
     assert (folder / "state").stat().st_ino != before
+    with refused("cannot be written"):
+        tiny_bert.save("x" * 300)
 
 
 def test_a_folder_whose_files_are_still_open_is_replaced(tmp_path, monkeypatch):

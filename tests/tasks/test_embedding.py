@@ -325,6 +325,13 @@ def test_texts_that_do_not_belong_together_are_no_pairs(tmp_path):
     path.write_text("query\tpassage\tgrade\na\tb\t1\nc\td\t0\n")
     with refused("a.tsv:2 has no label in 'labels'; fill it in, or set data.label to the name of"):
         read_examples(task, str(path), misspelt, labelled=True)
+    # A score alone says whether a pair is one; beside a label it is another's.
+    path.write_text("query\tpassage\tscore\na\tb\t0.9\nc\td\t-0.1\n")
+    with refused("a.tsv:3 has a label of 0 or less"):
+        read_examples(task, str(path), DataFiles(text="query,passage"), labelled=True)
+    path.write_text("query\tpassage\tscore\tlabel\na\tb\t0\t1\nc\td\t-0.1\t1\n")
+    found = read_examples(task, str(path), DataFiles(text="query,passage"), labelled=True)
+    assert [each.label for each in found] == [1, 1]
     scored = EmbeddingConfig(loss="cosent")
     for embedding, metric in ((EmbeddingConfig(), "spearman"), (scored, "ndcg@10")):
         with refused(f"task.metrics has '{metric}'"):

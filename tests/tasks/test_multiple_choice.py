@@ -62,6 +62,8 @@ def test_a_dictionary_of_choices_has_its_label_and_its_id():
     named = dataclasses.replace(UnknownColumns(), label="gold")
     value = {"context": "A fox", "choices": ["runs", "reads"], "gold": 0}
     assert task("0", "1").example_from(value, 0, named).label == "0"
+    value["label"] = value.pop("gold")
+    assert task("0", "1").example_from(value, 0, named).label == "0"
 
 
 def test_each_choice_is_a_pair_of_context_and_ending(wordpiece):

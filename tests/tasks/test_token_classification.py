@@ -279,6 +279,8 @@ def test_a_table_with_commas_is_refused(tmp_path, name):
         read(path)
     with refused("no.csv does not exist"):
         read(tmp_path / "no.csv")
+    with refused("old.conll: line 1 ends in CR alone"):
+        read(write_file(tmp_path / "old.conll", "John B\rSmith I\r"))
 
 
 @pytest.mark.parametrize("name", ["text", "label"])
