@@ -10,6 +10,7 @@ import pytest
 from helpers import refused
 
 import bert_jax
+from bert_jax.errors import UserError
 from bert_jax.storage import json_files, locks, paths, replacement
 from bert_jax.text import files, memory, records, tokenizer_loading, tokenizer_training
 
