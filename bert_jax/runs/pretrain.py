@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-import shutil
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -23,17 +22,14 @@ from bert_jax.config.schedule import make_schedule
 from bert_jax.console import Level
 from bert_jax.distributed import devices, hosts
 from bert_jax.distributed import mesh as meshes
-from bert_jax.errors import UserError
 from bert_jax.objectives import make_objective
 from bert_jax.runs import origin as origins
-from bert_jax.runs import report, weights
+from bert_jax.runs import report, run_text, weights
 from bert_jax.runs import workdir as workdirs
 from bert_jax.runs.pretraining_run import Run
-from bert_jax.runs.workdir import Workdir
 from bert_jax.storage import mirror, paths
 from bert_jax.storage.paths import AnyPath
-from bert_jax.text import mixture, prepare
-from bert_jax.text.store import Corpus
+from bert_jax.text import mixture
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint, loop
 from bert_jax.training.checkpoint import Checkpoints
@@ -41,8 +37,6 @@ from bert_jax.training.metrics import Writer, remove_metrics
 from bert_jax.training.optimizer import learning_rate
 from bert_jax.training.setup import set_up
 from bert_jax.training.step import TrainState, make_eval_step, make_train_step
-
-_STORE = "store"  # the folder of a workdir with the tokens of its text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +129,7 @@ def start(
     )
     if texts is not None:  # of which the origin may add words to a vocabulary
         config, found = workdirs.with_texts(texts, config, found)
-    parts = _find_parts(config.data.source)
+    parts = run_text.find(config.data.source)
     origin = origins.find(config, found, parts, init=init, fork=fork, fields=fields)
     config = origin.config
     if not found.config:  # a run that resumes keeps the settings that it began with
@@ -160,23 +154,15 @@ def start(
     if setup and hosts.count() == 1 and origin.kind == "new":
         # Compiled while the text is prepared. Python waits for it before it exits.
         state = ThreadPoolExecutor(1).submit(setup.new_state)
-    has_store = (folder / _STORE).exists()
-    corpus = _read_text(config, parts, origin.tokenizer, found)
-    if is_open:  # the text may have fewer tokens than were asked for
-        config = _with_vocab_size(config, corpus.tokenizer.vocab_size)
-        objective = make_objective(config)
-        objective.check_mesh(mesh, schedule.stages)
-    setup = setup or set_up(objective.model, config, schedule.rate, mesh)
-    try:
+    with run_text.removed_if_refused(found):
+        corpus = run_text.read(config, parts, origin.tokenizer, found)
+        if is_open:  # the text may have fewer tokens than were asked for
+            config = _with_vocab_size(config, corpus.tokenizer.vocab_size)
+            objective = make_objective(config)
+            objective.check_mesh(mesh, schedule.stages)
         objective.check_text(corpus)
         workdirs.check_text(found, corpus.fingerprint)
-    except UserError:
-        is_own = hosts.is_main() or mirror.url_of(folder)
-        if (
-            is_own and found.last_step and not has_store
-        ):  # it would stand in the way of the run's own text
-            shutil.rmtree(folder / _STORE, ignore_errors=True)
-        raise
+    setup = setup or set_up(objective.model, config, schedule.rate, mesh)
     workdirs.check_shared(folder)
     return Run(
         config=config,
@@ -192,12 +178,6 @@ def start(
     )
 
 
-def _find_parts(source: str) -> mixture.Parts:
-    """Return what a source names on the first host, where plain text has to be."""
-    found = hosts.result_from_main(lambda: dataclasses.asdict(mixture.find(source)))
-    return mixture.Parts(**found)
-
-
 def _expected_vocab_size(
     config: TrainConfig, parts: mixture.Parts, tokenizer: Tokenizer | None
 ) -> int:
@@ -207,36 +187,6 @@ def _expected_vocab_size(
 
 def _with_vocab_size(config: TrainConfig, size: int) -> TrainConfig:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=size))
-
-
-def _read_text(
-    config: TrainConfig,
-    parts: mixture.Parts,
-    tokenizer: Tokenizer | None,
-    workdir: Workdir[TrainConfig],
-) -> Corpus:
-    """Return the text, which the first host prepares for all, or each if they share no disk."""
-    folder = workdir.path / _STORE
-
-    def read() -> Corpus:
-        try:
-            return mixture.read(config, parts, tokenizer, folder)
-        except prepare.OtherText as error:
-            if not workdir.last_step:
-                raise
-            run = workdir.address
-            raise UserError(
-                f"{error.found}; restore the text, or continue on the new one by --fork={run} and "
-                f"another --workdir, or if this is the text of the run, remove {folder}"
-            ) from error
-
-    if parts.is_prepared or mirror.url_of(workdir.path):
-        corpus = hosts.run_on_all_hosts(read)  # each host has a copy, or all see the same folder
-    else:
-        prepared = hosts.run_on_main(read)
-        corpus = hosts.run_on_all_hosts(lambda: prepared or mixture.open_prepared(parts, folder))
-    hosts.check_same({"the text of data.source": corpus.fingerprint}, "copy it once more")
-    return corpus
 
 
 @meshes.own_settings()
