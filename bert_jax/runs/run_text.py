@@ -1,4 +1,4 @@
-"""The text of a pretraining run: found, and prepared in its workdir as the run was trained on it."""
+"""The text of a pretraining run: found, and prepared in its workdir as the run has read it."""
 
 import contextlib
 import dataclasses
