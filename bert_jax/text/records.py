@@ -347,9 +347,8 @@ def parquet_rows(path: Path | str, column: str = "") -> Iterator[Record]:
 
 def check_columns(names: Sequence[str], where: str) -> None:
     """Refuse a table in which two columns have one name."""
-    repeated = _repeated(names)
-    fix = "rename one of them"
-    refuse(repeated is not None, f"{where}: two columns are named {repeated!r}", fix=fix)
+    if (repeated := _repeated(names)) is not None:
+        raise UserError(f"{where}: two columns are named {repeated!r}; rename one of them")
 
 
 def arrow_rows(table: Any, where: str) -> list[dict[str, Any]]:

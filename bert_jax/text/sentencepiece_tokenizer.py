@@ -24,8 +24,7 @@ class SentencePieceTokenizer(Tokenizer):
         self._processor = sentencepiece.SentencePieceProcessor()
         self._processor.LoadFromSerializedProto(model)  # which refuses an empty model
         proto = sentencepiece_model.Model.FromString(model)
-        is_of_letters = proto.trainer_spec.model_type == sentencepiece_model.CHARACTERS
-        self.has_letters_alone = is_of_letters
+        self.has_letters_alone = proto.trainer_spec.model_type == sentencepiece_model.CHARACTERS
         self._removes_spaces = proto.normalizer_spec.remove_extra_whitespaces
         tokens = [self._processor.id_to_piece(i) for i in range(self._processor.vocab_size())]
         special = []
