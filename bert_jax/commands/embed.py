@@ -4,8 +4,8 @@
 
 The .npz holds `vectors`, one a line. For tokens and words, and of late interaction, there is one
 vector each: `ends` has the vector at which each line ends, and `spans`, of tokens and words, their
-first and end character in the line. An .npy holds the vectors alone. --json prints the same as a
-line of JSON for each line, as they come.
+first and end character in the line, whose first character is the first that is no white space. An
+.npy holds the vectors alone. --json prints the same as a line of JSON for each line, as they come.
 """
 
 import argparse

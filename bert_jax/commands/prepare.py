@@ -217,7 +217,8 @@ def _replacing(folder: Path, *, force: bool) -> Iterator[Path]:
     """Yield the folder to write; with `force`, one beside the store that it replaces at the end."""
     from bert_jax.text import store
 
-    if not force or not os.path.lexists(folder):
+    is_empty = os.path.isdir(folder) and not store.other_files(folder)
+    if not force or is_empty or not os.path.lexists(folder):
         yield folder
         return
     if not store.is_only_store(folder):

@@ -74,9 +74,12 @@ class Retrieval(Task):
         }
 
     def plain_fields(self, value: Any) -> Mapping[str, Any] | None:
-        is_texts = isinstance(value, list | tuple) and len(value) > 1
+        is_texts = isinstance(value, list | tuple) and len(value) == 2
         # Without a label, where a record without one is a pair that belongs together.
         return {"texts": tuple(value), "pair_label": None} if is_texts else None
+
+    def value_of_texts(self, texts: Sequence[str], data: DataFiles) -> Any:
+        return texts if len(texts) > 1 else None
 
     def make_example(self, record: Record) -> Example:
         texts, where = record.fields["texts"], record.where

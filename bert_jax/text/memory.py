@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, refuse
 from bert_jax.storage.json_files import replacement
 from bert_jax.text.classes import class_names, table_features
+from bert_jax.text.files import MAX_LINE_BYTES
 from bert_jax.text.records import Record, arrow_rows, check_columns, plain_value
 
 _Text = TypeVar("_Text")
@@ -106,7 +107,16 @@ def _lines_of_texts(data: Any, text_field: str) -> Iterator[str]:
                 f"texts[{index}] is {reprlib.repr(value)}; give a text, or a dictionary with a "
                 f"text in {text_field!r}, which data.text_field names"
             )
-        yield json.dumps({text_field: plain_value(text)}) + "\n"
+        record = {text_field: plain_value(text)}
+        line = json.dumps(record) + "\n"
+        if len(line) > MAX_LINE_BYTES:  # of other scripts, three times as long as in UTF-8
+            line = json.dumps(record, ensure_ascii=False) + "\n"
+            refuse(
+                len(line.encode()) > MAX_LINE_BYTES,
+                f"texts[{index}] is longer than {MAX_LINE_BYTES >> 20} MiB",
+                fix="give it as several texts",
+            )
+        yield line
 
 
 def is_iterable(values: Any) -> bool:

@@ -88,6 +88,9 @@ def write(
     if store.is_complete(record):
         return
     try:
+        # Before the tokenizer is trained, which may take long.
+        locks.check_unlocked(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         if not store.has_tokenizer(record) and isinstance(tokenizer, TokenizerConfig):
             sentences = training_sentences(sources, data.eval_fraction)
             tokenizer = train_tokenizer(sentences, tokenizer, vocab_size)
@@ -99,6 +102,7 @@ def write(
             if isinstance(tokenizer, Tokenizer) and not store.has_tokenizer(record):
                 record = {"identity": identity}
                 json_files.write_record(progress, record)  # the folder is this store's now
+                (folder / "store.json").unlink(missing_ok=True)  # of text that is written over
                 tokenizer.save(folder / "tokenizer")
                 sums = checksums.of_files(folder, (folder / "tokenizer").iterdir())
                 json_files.write_record(progress, {**record, "splits": {}, "checksums": sums})

@@ -212,7 +212,9 @@ def _join_records(folder: Path, shards: dict[Path, dict[str, Any]]) -> None:
     counts = {name: sum(r[name] for r in shards.values()) for name in store.CHARACTERS}
     whole = {"identity": identity, "splits": splits, "checksums": sums, **counts}
     tokenizer = tokenizer_loading.load(folder / "tokenizer")
-    prepare.check_text(whole, str(folder), tokenizer.kind)
+    has_own_held_out = isinstance(identity["held_out"], dict)  # or is a share of the text
+    held_out = f"the held-out text of {folder}" if has_own_held_out else ""
+    prepare.check_text(whole, str(folder), tokenizer.kind, held_out)
     sizes = {
         path.name: {split: record["splits"][split]["tokens"] for split in store.SPLITS}
         for path, record in shards.items()

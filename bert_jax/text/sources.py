@@ -18,7 +18,7 @@ from typing import Any
 
 from bert_jax.config import DataConfig
 from bert_jax.errors import UserError, refuse
-from bert_jax.text import builtin, files, records, sentences
+from bert_jax.text import builtin, files, records, sentences, store
 from bert_jax.text.files import read_lines
 from bert_jax.text.records import Record
 
@@ -319,6 +319,11 @@ SOURCES: dict[str, type[Source]] = {"builtin": BuiltinSource, "tfds": TfdsSource
 
 def open_source(name: str, data: DataConfig, shard: Shard | None = None) -> Source:
     """Return the text that `data.source` or `data.eval_source` names, or a shard of it."""
+    refuse(
+        store.is_store(name),
+        f"{name} is a store, whose text has been tokenized",
+        fix="give the text itself",
+    )
     source = SOURCES.get(name.partition(":")[0], FileSource)
     if shard and not source.is_divisible:
         raise UserError(

@@ -224,13 +224,17 @@ def compare(model: LoadedModel, texts: Sequence[str], word: str) -> WordComparis
     if isinstance(texts, str) or len(texts) < 2 or not word.strip():
         raise UserError("there is nothing to compare; give a word and two texts or more")
     spans = [find_word(text, word) for text in texts]
+    for text in texts:  # before they are read, for which a [MASK] needs a head
+        refuse(
+            model.tokenizer.mask_id in model.tokenizer.encode_with_masks(text),
+            f"the text {text[:60]!r} has a [MASK]",
+            fix="compare texts without",
+        )
     views = [view(model, [text]) for text in texts]
     longest = max(len(each.input_ids) for each in views)
     check_size(model.config, longest, num_texts=len(views))
     indices, vectors = [], []
     for each, text, (start, end) in zip(views, texts, spans, strict=True):
-        if each.tokenizer.mask_id in each.input_ids:
-            raise UserError(f"the text {text[:60]!r} has a [MASK]; compare texts without")
         _, offsets = each.tokenizer.encode_with_offsets(text)
         # After [CLS].
         found = [i + 1 for i, (first, last) in enumerate(offsets) if first < end and last > start]

@@ -173,7 +173,8 @@ def test_prepare_replaces_only_a_store(tmp_path, monkeypatch, bert_jax_main):
     for name in ("one", "two"):
         (tmp_path / f"{name}.txt").write_text(f"A sentence of {name}.\nAnother.\n\n" * 40)
     words = ("prepare", "two.txt", "store", "--tokenizer=wordpiece", "--vocab-size=40")
-    bert_jax_main(words[0], "one.txt", *words[2:])
+    (tmp_path / "store").mkdir()
+    bert_jax_main(words[0], "one.txt", *words[2:], "--force")  # an empty folder
     before = (tmp_path / "store/store.json").read_bytes()
     with refused("other text; choose another folder, or replace it with"):
         bert_jax_main(*words)

@@ -97,6 +97,10 @@ def test_the_older_layout(golden, tmp_path):
     with pytest.raises(UserError, match="no masked LM head"):
         saved.fill_mask("the [MASK]")
     assert saved.attention("the fox").prediction is None
+    pair = "the fox", "the dog"
+    assert saved.attention(*pair).prediction == saved.predict([pair])[0]
+    with pytest.raises(UserError, match="compare texts without"):
+        saved.compare(["the [MASK] fox", "the fox"], "fox")
 
 
 def test_what_is_not_kept_is_named(tmp_path):

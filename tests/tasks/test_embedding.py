@@ -227,6 +227,8 @@ def test_a_run(tmp_path, shallow_bert):
     assert again == pytest.approx(line["prediction"], abs=1e-5)
     with pytest.raises(UserError, match="give two texts"):
         loaded.predict(["the model"])
+    with pytest.raises(UserError, match="give two texts"):
+        loaded.predict([("the model", "a model", "the dog")])
 
 
 def test_a_test_set_in_which_nothing_is_asked_for_is_predicted(tmp_path, shallow_bert):

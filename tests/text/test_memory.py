@@ -238,6 +238,18 @@ def test_what_are_no_texts(tiny_config, tmp_path, texts, key_words):
     assert not (tmp_path / "run/texts.jsonl").exists()
 
 
+def test_a_text_may_be_as_long_in_every_script(tmp_path, monkeypatch):
+    """JSON may write a letter of another script with six bytes, where UTF-8 has two."""
+    monkeypatch.setattr(memory, "MAX_LINE_BYTES", 100)
+    path = tmp_path / "texts.jsonl"
+    memory.write_texts(["Слово и дело", "слово " * 7], path, "text", may_replace=True)
+    lines = path.read_text().splitlines()
+    assert [json.loads(line)["text"] for line in lines] == ["Слово и дело", "слово " * 7]
+    assert max(map(len, lines)) < 100
+    with refused("texts[1] is longer than 0 MiB; give it as several texts"):
+        memory.write_texts(["fox", "слово " * 9], path, "text", may_replace=True)
+
+
 def test_texts_that_end_with_an_error_leave_nothing(tiny_config, tmp_path):
     def texts():
         yield "fox"

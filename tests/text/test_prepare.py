@@ -1,6 +1,7 @@
 """Preparing text: what a store holds, when it is reused, and how it resumes after a kill."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from texts import (
     TOKENIZER,
     VOCAB_SIZE,
     assert_same_files,
+    assert_same_stores,
     interrupted,
     make_documents,
     write_text,
@@ -237,6 +239,41 @@ def test_a_text_that_is_changed_back_is_resumed_without_the_change(data, tmp_pat
     corpus = prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
     np.testing.assert_array_equal(corpus.train.tokens, expected.train.tokens)
     assert_same_files(tmp_path / "expected", tmp_path / "store")
+
+
+def test_another_text_over_a_complete_store_is_resumed(data, tmp_path):
+    """The record of the text that is written over goes, or the store would pass for complete."""
+    other = dataclasses.replace(data, eval_fraction=0.3)
+    folder = tmp_path / "store"
+    tokenizer = prepare(data, TOKENIZER, VOCAB_SIZE, folder).tokenizer
+    with interrupted(after=4):
+        prepare_lib.write(other, tokenizer, 0, folder, restarts=True)
+    assert not (folder / "store.json").exists()
+    with interrupted(after=1) as records:
+        prepare_lib.write(other, tokenizer, 0, folder, restarts=True)
+    assert records[0]["splits"]["train"]["tokens"] > 0
+    prepare_lib.write(other, tokenizer, 0, folder, restarts=True)
+    assert_same_stores(prepare(other, tokenizer, 0, tmp_path / "expected"), open_store(folder))
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_a_tokenizer_is_trained(
+    data, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(prepare_lib, "train_tokenizer", None)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="file cannot be written"):
+        prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "file")
+    (tmp_path / "store").mkdir()
+    with locked(tmp_path / "store"), pytest.raises(UserError, match="is in use by process"):
+        prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
+
+
+def test_a_store_is_no_text(data, tmp_path):
+    prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
+    folder = str(tmp_path / "store")
+    for source, eval_source in ((folder, ""), (data.source, folder)):
+        with refused("store is a store, whose text has been tokenized; give the text itself"):
+            prepare_lib.open_sources(DataConfig(source=source, eval_source=eval_source))
 
 
 def test_the_size_of_the_vocabulary(data, tmp_path):

@@ -385,6 +385,13 @@ def test_held_out_files_are_divided_too(data, whole, tmp_path):
     np.testing.assert_array_equal(corpus.eval.tokens[:], expected.eval.tokens)
 
 
+def test_shards_with_a_held_out_text_of_nothing_name_it(data, whole, tmp_path):
+    (tmp_path / "blank.txt").write_text("\n")
+    data = DataConfig(source=data.source, eval_source=str(tmp_path / "blank.txt"))
+    prepare_shards(data, whole.tokenizer, tmp_path / "store", 3, range(3))
+    refused(tmp_path / "store", "the held-out text of .*store has no text to evaluate on")
+
+
 def test_a_thousand_shards_are_opened_in_two_seconds(tmp_path):
     """Of which a hundred have a file open: a process may have 1,024 of them."""
     sizes = {tmp_path / str(i): 2 * i for i in range(1000)}
