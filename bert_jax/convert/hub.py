@@ -162,9 +162,9 @@ def _upload(folder: Path, name: str, *, force: bool, private: bool) -> None:
 def _keep_header(repository: str, card: Path) -> None:
     """Keep what was added to the header of the card that is there, such as the license."""
     from huggingface_hub import HfApi, metadata_load, metadata_save
-    from huggingface_hub.errors import EntryNotFoundError
+    from huggingface_hub.errors import RemoteEntryNotFoundError
 
-    with contextlib.suppress(EntryNotFoundError):
+    with contextlib.suppress(RemoteEntryNotFoundError):  # there is none, which no other error says
         before = metadata_load(HfApi().hf_hub_download(repository, "README.md")) or {}
         own = metadata_load(card) or {}
         tags = before.pop("tags", None)

@@ -85,6 +85,18 @@ def is_cross_encoder(path: Path) -> bool:
     return read_json(file, "fetch it again").get("model_type") == "CrossEncoder"
 
 
+def _check_modules(file: Path) -> None:
+    """Refuse a `CrossEncoder` of several modules, as one whose head is a module of its own."""
+    modules = read_json(file, "fetch it again", list) if os.path.isfile(file) else []
+    types = [str(each.get("type") if isinstance(each, dict) else each) for each in modules]
+    refuse(
+        len(types) > 1,
+        f"{file} has {', '.join(name.rpartition('.')[2] for name in types)}, and of the modules of "
+        "a CrossEncoder only a Transformer is read",
+        fix="take a model whose head is a part of it",
+    )
+
+
 def _max_length(path: Path) -> int | None:
     """Return the number of tokens to which the tokenizer of a directory truncates."""
     for name, key in (
@@ -114,6 +126,7 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
     file = path / "config.json"
     values = read_json(file, "fetch it again")
     if is_cross_encoder(path):  # of older versions, config.json says it
+        _check_modules(path / "modules.json")
         library = read_json(path / SETTINGS, "fetch it again")
         before = values.get("sentence_transformers")
         before = before if isinstance(before, dict) else {}

@@ -65,7 +65,8 @@ def _unstacked(tensors: Tensors, stacked: Mapping[str, int]) -> Tensors:
         number = next((n for suffix, n in stacked.items() if f".{suffix}.weight" in name), 0)
         for index in range(number):
             part = name.replace(".weight", f".{index}.weight")
-            result[part] = lambda r=read, i=index, n=number: np.split(r(), n)[i]
+            # A stack of another size has a part of a wrong shape, which is refused by name.
+            result[part] = lambda r=read, i=index, n=number: np.array_split(r(), n)[i]
         if not number:
             result[name] = read
     return result

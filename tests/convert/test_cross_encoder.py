@@ -66,3 +66,8 @@ def test_scores_are_those_of_a_cross_encoder(tiny_bert, tmp_path, activation):
     file.write_text(json.dumps(values))
     with refused("the model puts a prompt before its texts, which is not supported"):
         bert_jax.load(tmp_path / "theirs")
+    kinds = ("Transformer", "Pooling", "Dense")
+    modules = [{"type": f"sentence_transformers.base.modules.{kind}"} for kind in kinds]
+    (tmp_path / "theirs" / "modules.json").write_text(json.dumps(modules))
+    with refused("has Transformer, Pooling, Dense, and of the modules of a CrossEncoder only"):
+        bert_jax.load(tmp_path / "theirs")

@@ -14,6 +14,7 @@ from model_folders import same
 
 import bert_jax
 from bert_jax import console
+from bert_jax.convert import hub as hub_lib
 from bert_jax.text import tokenizer_loading
 
 MODULES = b"""[
@@ -200,6 +201,25 @@ def test_an_export_is_uploaded_and_downloaded_again(hub, tmp_path, monkeypatch, 
     hub.private.clear()
     with refused("hf:me/new is public", "--private makes new models alone private"):
         bert.export("hf:me/new", force=True, private=True)
+
+
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of huggingface_hub 2.4
+def test_a_card_that_cannot_be_read_is_not_replaced(hub, monkeypatch):
+    """Its header may have a license, which an upload would remove."""
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    bert, keep = bert_jax.load(GOLDEN / "bert"), hub_lib._keep_header
+    bert.export("hf:me/new")
+    before = {**hub.models["me/new"][-1]}
+
+    def keep_while_broken(*arguments) -> None:
+        hub.broken = True
+        keep(*arguments)
+
+    monkeypatch.setattr(hub_lib, "_keep_header", keep_while_broken)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # before a request is repeated
+    with refused(f"{hub.url} cannot be reached"):
+        bert.export("hf:me/new", "none", force=True)
+    assert hub.models["me/new"][-1] == before
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,12 @@ import json
 import shlex
 from pathlib import Path
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
 import tokenizers
+from flax import linen as nn
 from flax import traverse_util
 from helpers import refused, refuses_to_load, untrained
 from make_golden import GOLDEN
@@ -27,8 +29,11 @@ from model_folders import (
 import bert_jax
 from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.convert import names
+from bert_jax.models.modernbert import ModernBertConfig
+from bert_jax.objectives import pretraining_model
 from bert_jax.tasks import task_class
 from bert_jax.text import tokenizer_loading
+from bert_jax.text.tokenizer import WordPieceTokenizer
 
 WORDS = "bert.embeddings.word_embeddings.weight"
 
@@ -522,6 +527,20 @@ def test_tensors_of_a_roberta_are_named_as_in_the_file(name, value, key_words, t
     changed = (tensors_of(folder) | {name: value}).items()
     write(folder, {n: v for n, v in changed if v is not None})
     refuses_to_load(folder, key_words)
+
+
+def test_a_stack_of_matrices_that_does_not_divide(tmp_path):
+    """A ModernBERT's file has one matrix of queries, keys and values."""
+    sizes = {"vocab_size": 9, "hidden_size": 12, "intermediate_size": 16}
+    config = ModernBertConfig(**sizes, num_hidden_layers=1, num_attention_heads=2)
+    model = pretraining_model(config, pairs=False)
+    params = nn.unbox(model.init_params(jax.random.key(0)))
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcd"]
+    tokenizer = WordPieceTokenizer.from_vocabulary(tokens, lowercase=True)
+    bert_jax.Bert(config, params, tokenizer, model).export(tmp_path / "model")
+    name, tensors = "model.layers.0.attn.Wqkv.weight", tensors_of(tmp_path / "model")
+    write(tmp_path / "model", tensors | {name: tensors[name][:-1]})
+    refuses_to_load(tmp_path / "model", "is of shape (11, 12)")
 
 
 def modernbert(**values) -> dict:
