@@ -88,9 +88,6 @@ def write(
     if store.is_complete(record):
         return
     try:
-        # Before the tokenizer is trained, which may take long.
-        locks.check_unlocked(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         if not store.has_tokenizer(record) and isinstance(tokenizer, TokenizerConfig):
             sentences = training_sentences(sources, data.eval_fraction)
             tokenizer = train_tokenizer(sentences, tokenizer, vocab_size)

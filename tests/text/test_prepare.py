@@ -99,7 +99,7 @@ def test_is_reused_only_for_the_same_text_and_tokenizer(data, tmp_path):
     config = TrainConfig(data=DataConfig(source=str(folder)))
     for same in (None, tokenizer):
         assert read(config, same, tmp_path / "no").train
-    with pytest.raises(UserError, match="is a folder, not a file; give files"):
+    with pytest.raises(UserError, match="is a store, whose text has been tokenized"):
         prepare(config.data, TOKENIZER, 0, tmp_path / "no")
 
 
@@ -254,18 +254,6 @@ def test_another_text_over_a_complete_store_is_resumed(data, tmp_path):
     assert records[0]["splits"]["train"]["tokens"] > 0
     prepare_lib.write(other, tokenizer, 0, folder, restarts=True)
     assert_same_stores(prepare(other, tokenizer, 0, tmp_path / "expected"), open_store(folder))
-
-
-def test_a_folder_that_cannot_be_written_is_refused_before_a_tokenizer_is_trained(
-    data, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(prepare_lib, "train_tokenizer", None)
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="file cannot be written"):
-        prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "file")
-    (tmp_path / "store").mkdir()
-    with locked(tmp_path / "store"), pytest.raises(UserError, match="is in use by process"):
-        prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
 
 
 def test_a_store_is_no_text(data, tmp_path):
