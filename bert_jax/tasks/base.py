@@ -64,6 +64,7 @@ class Task(abc.ABC):
     problem_type: ClassVar[str] = ""  # in `config.json`, where several tasks share a class
     library: ClassVar[str] = "transformers"  # that its exports are for
     file_suffixes: ClassVar[Sequence[str]] = (".jsonl",)  # of what `files` returns
+    trains_without_labels: bool = False  # whether only held-out examples need labels
     # What is said of an example without a label, after "has".
     missing_label: ClassVar[str] = "no label; fill it in, or set data.label"
     pipeline_tag: ClassVar[str] = ""  # the hub's name of the kind of task

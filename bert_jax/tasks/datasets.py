@@ -64,7 +64,9 @@ def load_datasets(
         )
     task.check_columns(data, [train_source, *eval_sources.values(), *test_sources.values()])
     read = partial(read_examples, task, data=data)
-    train = read(train_source, labelled=True, name="train")
+    # Without a held-out set, some of the training examples are held out, and need labels.
+    is_labelled = not (task.trains_without_labels and eval_sources)
+    train = read(train_source, labelled=is_labelled, name="train")
     evals = {
         name: read(source, labelled=True, name="eval") for name, source in eval_sources.items()
     }

@@ -126,6 +126,7 @@ class Embedding(Retrieval):
         kind = embedding.evaluation
         kind = "retrieval" if kind == "auto" and self.is_ranking else kind
         self.is_retrieval = kind == "retrieval"
+        self.trains_without_labels = self.is_ranking and not self.is_retrieval
         self.known_metrics = RETRIEVAL_METRICS if self.is_retrieval else ("spearman", "pearson")
         self.default_metrics = self.known_metrics[:1]
         super().__init__(config, labels)

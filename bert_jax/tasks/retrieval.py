@@ -112,9 +112,16 @@ class Retrieval(Task):
 
     def training_examples(self, examples: Sequence[Example]) -> Sequence[Example]:
         """Return the pairs, which a ranking loss takes to belong together whatever their scores."""
-        for example in examples:
-            _refuse_apart(example, self.is_ranking and example.label <= 0)
-        return examples
+        if not self.is_ranking:
+            return examples
+        # One without a label is a pair.
+        pairs = [
+            dataclasses.replace(each, label=_IS_PAIR) if each.label is None else each
+            for each in examples
+        ]
+        for pair in pairs:
+            _refuse_apart(pair, pair.label <= 0)
+        return pairs
 
     def held_out_examples(self, examples: Sequence[Example]) -> Sequence[Example]:
         if self.is_retrieval:

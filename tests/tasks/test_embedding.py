@@ -288,6 +288,13 @@ def test_a_ranking_loss_trains_on_no_pair_that_is_apart(tmp_path):
     assert [example.label for example in datasets.evals["eval"]] == [1, 0, 1]
     with refused("train[1] has a label of 0 or less, of texts that do not belong together"):
         load_datasets(config, train=rows)
+    # Training reads no label, and what is held out needs one.
+    plain = [{"query": "a", "passage": "b"}, {"query": "c", "passage": "d", "label": None}]
+    _, datasets = load_datasets(config, train=plain)
+    assert [example.label for example in datasets.train] == [1, 1]
+    config.data = DataFiles(text="query,passage", label="label")
+    with refused("train[0] has no column 'label'"):
+        load_datasets(config, train=plain)
 
 
 def test_a_label_that_no_one_gave_is_not_written(tmp_path):
