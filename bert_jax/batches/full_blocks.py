@@ -71,8 +71,10 @@ class FullBlocks:
         boundary = sentences[documents[np.minimum(document, self.store.num_documents)]]
         boundary = boundary - first[:, None] + np.arange(document.shape[1])
         boundary[document >= self.store.num_documents] = self.length  # no [SEP] after the text
-        separators = (column > boundary[:, :, None]).sum(axis=1)
-        is_separator = (column == boundary[:, :, None]).any(axis=1)
+        is_separator = np.zeros((len(first), len(column)), bool)
+        rows, which = np.nonzero(boundary < len(column))
+        is_separator[rows, boundary[rows, which]] = True
+        separators = is_separator.cumsum(axis=1) - is_separator  # before each column
         offset = first[:, None] + column - separators
         inside = (offset < len(self.store.tokens)) & ~is_separator
         ids = np.full((len(first), self.length), self.tokenizer.pad_id, np.int32)
