@@ -12,7 +12,8 @@ from bert_jax.errors import UserError, refuse
 from bert_jax.text import builtin
 from bert_jax.text.classes import ClassName
 from bert_jax.text.files import existing, file_type, read_lines
-from bert_jax.text.records import REMEDY, Record, is_dataset, parse_json, read_records
+from bert_jax.text.records import REMEDY, Record, is_dataset, read_records
+from bert_jax.text.values import parse_json
 
 
 def text_columns(data: DataFiles) -> list[str]:

@@ -13,7 +13,8 @@ from bert_jax.errors import UserError, refuse
 from bert_jax.storage.json_files import replacement
 from bert_jax.text.classes import class_names, table_features
 from bert_jax.text.files import MAX_LINE_BYTES
-from bert_jax.text.records import Record, arrow_rows, check_columns, plain_value
+from bert_jax.text.records import Record
+from bert_jax.text.values import arrow_rows, check_columns, plain_value
 
 _Text = TypeVar("_Text")
 TEXTS = "texts.jsonl"  # the file of a workdir with the texts of its run

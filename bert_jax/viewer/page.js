@@ -226,7 +226,7 @@ function readAddress() {
   state.token = within("token", 0, last, null);
   state.key = within("key", 0, last, null);
   const isPair = text.secondStart < text.tokens.length, direction = fields.get("direction");
-  state.direction = isPair && direction in DIRECTIONS ? direction : "all";
+  state.direction = isPair && Object.hasOwn(DIRECTIONS, direction) ? direction : "all";
   state.map = within("map", 1, 1, null);
   state.hide = within("hide", 1, 1, null);
 }
