@@ -231,6 +231,8 @@ def _read(cls: type, values: Any, prefix: str) -> Any:
     read = {name: _from_json(hints[name], v, prefix + name) for name, v in values.items()}
     for field in dataclasses.fields(cls):
         value = read.get(field.name)
+        if isinstance(value, tuple) and not value and isinstance(field.default, int | float):
+            raise UserError(f"{prefix}{field.name} is empty; give a number, or several")
         for number in value if isinstance(value, tuple) else (value,):
             is_number = isinstance(number, int | float) and not isinstance(number, bool)
             if is_number and not field.metadata["range"].contains(number):

@@ -172,7 +172,6 @@ def _validate_tokenizer(config: TokenizerConfig) -> None:
 
 
 def _validate_optimizer(config: OptimizerConfig, *, max_rates: int | None = None) -> None:
-    refuse(not config.learning_rates, "optimizer.learning_rate is empty", fix="give a rate")
     refuse(
         max_rates and len(config.learning_rates) > max_rates,
         "optimizer.learning_rate has several rates, which only fine-tuning tries",

@@ -2,6 +2,7 @@
 
 import copy
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from bert_jax.config import ModelConfig, TrainConfig, settings
@@ -55,14 +56,21 @@ def read_config(fork: AnyPath) -> TrainConfig:
 
 
 def resolve(
-    config: TrainConfig, fork: AnyPath, saved: TrainConfig, workdir: Workdir
+    config: TrainConfig,
+    fork: AnyPath,
+    saved: TrainConfig,
+    workdir: Workdir,
+    fields: Collection[str] = (),
 ) -> TrainConfig:
-    """Return `config` with what a fork keeps of the saved run; UserError if they do not fit."""
+    """Return `config` with what a fork keeps of the saved run; UserError if they do not fit.
+
+    `fields` are the dotted names of what the command line has set.
+    """
     if fork.parent == workdir.checkpoints or workdir.path.resolve() in fork.resolve().parents:
         raise UserError(f"--fork begins a new run; choose another --workdir than {workdir.path}")
     config = copy.deepcopy(config)
     config.model.vocab_size = config.model.vocab_size or saved.model.vocab_size
-    workdirs.keep_begun_stages(config, saved, int(fork.name))
+    workdirs.keep_begun_stages(config, saved, int(fork.name), set_anew=fields)
     # From 1 on it is a number of steps, of which a shorter run cannot have all; 0 is none.
     if config.data.length_warmup_fraction >= 1:
         kept = min(config.data.length_warmup_fraction, config.steps - 1)

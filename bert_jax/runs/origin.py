@@ -101,7 +101,7 @@ def find(
         )
         bert = vocabulary.with_tokenizer(bert, tokenizer)
     if fork is not None and not workdir.config:
-        return _find_fork(config, workdir, forks.find(fork))
+        return _find_fork(config, workdir, forks.find(fork), fields or ())
     config = resolve(config, workdir, validate, bert=bert, fields=fields)
     if bert:
         # To the host's memory: a second copy of them would stay on a device to the end of the run.
@@ -174,7 +174,12 @@ def _tokenizer_of_resumed(
     return prepare.given_tokenizer(store)
 
 
-def _find_fork(config: TrainConfig, workdir: Workdir[TrainConfig], fork: AnyPath) -> Origin:
+def _find_fork(
+    config: TrainConfig,
+    workdir: Workdir[TrainConfig],
+    fork: AnyPath,
+    fields: Collection[str],
+) -> Origin:
     """Return the origin of a run that continues from a checkpoint of another one."""
     hosts.check_same(
         {"the checkpoint of --fork": str(fork), "the content of --fork": checkpoint.content(fork)},
@@ -183,7 +188,7 @@ def _find_fork(config: TrainConfig, workdir: Workdir[TrainConfig], fork: AnyPath
     # Each host may have a copy. The first one verifies its own when it reads the state.
     hosts.run_on_all_hosts(lambda: hosts.is_main() or checkpoint.verify(fork, "state"))
     before = forks.read_config(fork)
-    config = forks.resolve(config, fork, before, workdir)
+    config = forks.resolve(config, fork, before, workdir, fields)
     config = resolve(config, workdir, validate, forked_from=before.model)
     tokenizer = checkpoint.read_tokenizer(fork)
     chosen = prepare.choose_tokenizer(config, None)

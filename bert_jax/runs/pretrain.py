@@ -154,8 +154,12 @@ def start(
     if setup and hosts.count() == 1 and origin.kind == "new":
         # Compiled while the text is prepared. Python waits for it before it exits.
         state = ThreadPoolExecutor(1).submit(setup.new_state)
-    with run_text.removed_if_refused(found):
-        corpus = run_text.read(config, parts, origin.tokenizer, found)
+    # The record of a text has the size that was asked for, which a run that resumes asks for again.
+    was_open = found.results.get("has_open_vocabulary", False)
+    asked = _with_vocab_size(config, 0) if was_open else config
+    is_new = not run_text.has_store(found)
+    corpus = run_text.read(asked, parts, origin.tokenizer, found)
+    with run_text.removed_if_refused(found, is_new=is_new):
         if is_open:  # the text may have fewer tokens than were asked for
             config = _with_vocab_size(config, corpus.tokenizer.vocab_size)
             objective = make_objective(config)
@@ -166,6 +170,7 @@ def start(
     workdirs.check_shared(folder)
     return Run(
         config=config,
+        has_open_vocabulary=is_open,
         schedule=schedule,
         workdir=found,
         origin=origin.with_text(corpus.text_identity),
@@ -283,7 +288,11 @@ def _claim_workdir(run: Run) -> dict[str, Any]:
     workdirs.claim(run.workdir, run.config, run.corpus.tokenizer, run.corpus.fingerprint)
     began_with = origin.fork or (run.init_name if origin.bert else None)
     read_before = dataclasses.asdict(origin.read_before)
-    results = {"init": began_with and str(began_with), **read_before}
+    results = {
+        "init": began_with and str(began_with),
+        "has_open_vocabulary": run.has_open_vocabulary,
+        **read_before,
+    }
     if origin.kind == "resumed":
         results = run.workdir.results
     else:  # a run that was killed before its first checkpoint may have left some

@@ -19,6 +19,7 @@ class Run:
     """A run that is ready to train: its config, resolved and valid, and its text."""
 
     config: TrainConfig
+    has_open_vocabulary: bool  # whether its size was 0, for that of the tokenizer
     schedule: Schedule
     workdir: Workdir[TrainConfig]
     origin: Origin

@@ -50,17 +50,21 @@ def read(
     return corpus
 
 
+def has_store(workdir: Workdir) -> bool:
+    """Return whether a workdir has the tokens of its text, or a part of them."""
+    return (workdir.path / _STORE).exists()
+
+
 @contextlib.contextmanager
-def removed_if_refused(workdir: Workdir) -> Iterator[None]:
-    """Remove the store that is made in the context if the text is then refused.
+def removed_if_refused(workdir: Workdir, *, is_new: bool) -> Iterator[None]:
+    """Remove the whole store of a text, if it is new, where the context refuses the text.
 
     Of another text than that of a run with checkpoints, it would stand in the way of that one.
     """
     folder = workdir.path / _STORE
-    is_new = workdir.last_step and not folder.exists()
     try:
         yield
     except UserError:
-        if is_new and (hosts.is_main() or mirror.url_of(workdir.path)):
+        if workdir.last_step and is_new and (hosts.is_main() or mirror.url_of(workdir.path)):
             shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -475,6 +475,36 @@ def test_a_fork_keeps_the_phases_and_the_length_warmup_that_have_begun(tiny_conf
         schedule = make_schedule(forks.resolve(longer, fork, config, workdir))
         assert schedule.length_warmup == warmup
         assert [stage.first_step for stage in schedule.main_stages[1:]] == starts
+    # Of a run that was lengthened, shares have become numbers: what the command line sets is new.
+    config = with_phase(config, 4.0, steps=8, max_length=32)
+    config.data.length_warmup_fraction = 2.0
+    longer = with_phase(longer, 0.75, steps=32, max_length=32)
+    set_anew = "data.phases", "data.length_warmup_fraction"
+    for fields, warmup, start in (((), 2, 4), (set_anew, 16, 24)):
+        schedule = make_schedule(forks.resolve(longer, fork, config, workdir, fields))
+        assert (schedule.length_warmup, schedule.main_stages[1].first_step) == (warmup, start)
+
+
+def test_what_is_prepared_is_kept_where_reading_fails(tiny_config, copied, monkeypatch):
+    """As by a network; a run that resumes on another machine has no store there at first."""
+    store = copied / "store"
+    shutil.rmtree(store, ignore_errors=True)
+
+    def read(*_):
+        store.mkdir()
+        raise UserError("the text cannot be read")
+
+    monkeypatch.setattr("bert_jax.text.mixture.read", read)
+    with refused("the text cannot be read"):
+        pretraining.start(changed(tiny_config, steps=8), copied)
+    assert store.exists()
+
+
+def test_a_run_that_resumes_has_a_learning_rate(tiny_config, copied):
+    config = changed(tiny_config, steps=8)
+    config.optimizer.learning_rate = ()
+    with refused("optimizer.learning_rate is empty; give a number, or several"):
+        pretraining.start(config, copied)
 
 
 def test_a_fork_of_a_fork_counts_what_it_has_read(tiny_config, stopped, tmp_path):

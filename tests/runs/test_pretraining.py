@@ -492,7 +492,9 @@ def test_letters_are_learned(tmp_path):
     (tmp_path / "dna.txt").write_text("\n".join(lines))
     changes = "model.vocab_size=0", "model.dtype=float32"
     config = recipe(tmp_path / "dna.txt", *changes, name="letters").config
-    for _ in range(2):  # and once more, where it resumes
+    for steps in (2, 4):  # where it resumes on another machine, whose workdir has no store
+        shutil.rmtree(tmp_path / "run/store", ignore_errors=True)
+        config.steps = steps
         result = bert_jax.pretrain(config, tmp_path / "run", quiet=True)
         tokenizer = result.bert.tokenizer
         assert tokenizer.vocab_size == result.bert.config.vocab_size == 10
