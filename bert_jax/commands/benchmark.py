@@ -55,6 +55,7 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
             ) from error
     keep_host_memory()
     process.use_enough_threads()
+    process.start_jax()
     from bert_jax.planning import benchmark
 
     stage = make_schedule(config).main_stages[args.phase - 1]

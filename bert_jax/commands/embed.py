@@ -21,11 +21,12 @@ import numpy as np
 
 from bert_jax import console
 from bert_jax.commands import process, texts
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, refuse
 from bert_jax.retrieval.search import normalize
 from bert_jax.retrieval.vectors import ArrayWriter
 from bert_jax.storage.paths import CHECKPOINT, file_to_write, on_disk
 from bert_jax.storage.replacement import temporary_folder
+from bert_jax.text import records
 
 if TYPE_CHECKING:
     from bert_jax.inference.embeddings import TextEmbedding
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
     what = "one text a line; or .tsv, .csv, .jsonl, .parquet, with a text in --column; - for stdin"
     add("file", metavar="FILE", help=what)
-    add("--column", default="text", help="column of the text in tables (text)")
+    add("--column", help="column of the text in tables (text)")
     to = parser.add_mutually_exclusive_group(required=True).add_argument
     to("--output", metavar="OUT", help="the file to write, .npz or .npy")
     to("--json", action="store_true", help="print JSON, a line for each text")
@@ -60,7 +61,12 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         ) from error
     if args.output:
         _check_output(args.output, is_by_token=args.pooling in ("tokens", "words"))
-    lines = texts.numbered(args.file, column=args.column, with_empty=True)
+    refuse(
+        args.column is not None and not records.reader(args.file),
+        f"--column has no effect on {args.file}, which has a text a line",
+        fix="leave it out, or give a table, JSON lines or Parquet",
+    )
+    lines = texts.numbered(args.file, column=args.column or "text", with_empty=True)
     from bert_jax.inference.task_vectors import text_encoder
     from bert_jax.inference.tokenization import check_prompt
     from bert_jax.text.memory import chunks

@@ -9,6 +9,7 @@ log in with `hf auth login`, or set HF_TOKEN.
 
 import argparse
 
+from bert_jax.commands import process
 from bert_jax.errors import without_controls
 from bert_jax.storage import paths
 from bert_jax.storage.paths import CHECKPOINT
@@ -25,12 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
-    from bert_jax.bert import load
     from bert_jax.convert import hub
 
     # Before a long download.
     hub.check_destination(args.destination, force=args.force, private=args.private)
-    bert = load(args.checkpoint)
+    bert = process.load_checkpoint(args.checkpoint)
     exported = bert.export(args.destination, args.head, force=args.force, private=args.private)
     name, path = exported.architecture, args.destination.removeprefix(paths.HUB)
     loader = f"{exported.library.replace('-', '_')}.{name}"

@@ -23,6 +23,9 @@ _COMMON = {
     ),
 }
 
+# What each word after "--" begins with while words are parsed; no word of a process can have it.
+_NO_FLAG = "\0"
+
 
 class Recipe(NamedTuple):
     """The config of a recipe, such as "tiny", with the fields that the command line sets."""
@@ -44,6 +47,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, formatter_class=raw, **options)
         self.flags: dict[str, str] = {}
         self.others = ""
+        self._words: Sequence[str] = ()  # before "--"
         self.recipe: tuple[str, type] = ("", object)  # the default, and the type of its config
         self._rare: dict[argparse.Action, str] = {}  # help of flags that `--help-all` alone has
 
@@ -99,13 +103,32 @@ class Parser(argparse.ArgumentParser):
                 text += f" (default: {'none' if default in ('', ()) else default})"
         return text
 
+    def parse(self, words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+        """Return the arguments, and the other words: fields of the config, or another program's.
+
+        A file or a text may come after a flag, and begin with a hyphen after "--".
+        """
+        end = words.index("--") if "--" in words else len(words)
+        self._words, after = words[:end], words[end + 1 :]
+        texts = [] if self.others else [f"{_NO_FLAG}{word}" for word in after]
+        arguments = argparse.Namespace(parser=self)
+        arguments, rest = self.parse_known_intermixed_args([*self._words, *texts], arguments)
+        rest = [word.removeprefix(_NO_FLAG) for word in rest]
+        self.check(rest)
+        return arguments, [*rest, *(after if self.others else ())]
+
     def error(self, message: str) -> NoReturn:
+        """Raise UserError, which names an unknown flag rather than what argparse makes of it."""
+        known = self._option_string_actions
+        flags = [word for word in self._words if word.startswith("-") and word != "-"]
+        self.check([word for word in flags if word.partition("=")[0] not in known])
         raise UserError(f"{message}; see `{self.prog} --help`")
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         """Refuse an empty value, as of an unset shell variable; of texts, their command does."""
         flag = "/".join(action.option_strings) or action.metavar or action.dest
-        if "" in arg_strings and action.type is None:
+        arg_strings = [word.removeprefix(_NO_FLAG) for word in arg_strings]
+        if "" in arg_strings and action.type in (None, str):
             raise UserError(f"{flag} is empty; give a value, or leave it out")
         return super()._get_values(action, arg_strings)
 
@@ -134,7 +157,8 @@ class Parser(argparse.ArgumentParser):
             names = settings.spellings(fields, equals + value)
             for flag in self._option_string_actions:
                 names[flag.strip("-").replace("-", "_")] = flag + equals + value
-            otherwise = self.others or f"{'--help-all' if fields else '--help'} lists the flags"
+            otherwise = f"{'--help-all' if fields else '--help'} lists the flags"
+            otherwise = self.others or f"{otherwise}, and a word after -- is none"
             if name == "--config" or name.startswith("--config."):
                 otherwise = "a recipe and its fields are for `bert-jax pretrain` and `finetune`"
             hint = nearest(name.strip("-").replace("-", "_"), names, otherwise)

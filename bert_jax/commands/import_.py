@@ -8,6 +8,7 @@ self-contained.
 
 import argparse
 
+from bert_jax.commands import process
 from bert_jax.errors import without_controls
 from bert_jax.storage.paths import CHECKPOINT
 
@@ -20,13 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
-    from bert_jax.bert import load
     from bert_jax.storage import paths, replacement
     from bert_jax.training.checkpoint import is_checkpoint
 
     may_replace = is_checkpoint if args.force else None  # asked before a long download
     replacement.check_replaceable(paths.on_disk(args.destination), may_replace)
-    bert = load(args.source)
+    bert = process.load_checkpoint(args.source)
     bert.save(args.destination, force=args.force)
     print(f"{args.destination}: {bert!r}")
     if bert.unused:

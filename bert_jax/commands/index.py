@@ -11,6 +11,7 @@ import argparse
 from bert_jax.commands import process
 from bert_jax.commands.flags import Parser
 from bert_jax.console import counted, quoted
+from bert_jax.storage import paths
 from bert_jax.storage.paths import CHECKPOINT
 
 
@@ -33,6 +34,9 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     bert = process.load_checkpoint(args.checkpoint, args.dtype)
     index = Index.build(bert, args.files, args.output, column=args.column, force=args.force)
     of = f"{counted(len(index), 'text')} of {counted(len(args.files), 'file')}"
-    print(f'{args.output}: {of}; to search: bert-jax search {quoted(args.output)} "a question"')
+    search = f'bert-jax search {quoted(args.output)} "a question"'
+    if paths.is_on_hub(args.checkpoint):  # from which a search downloads only what it is told to
+        search += f" --checkpoint={quoted(args.checkpoint)}"
+    print(f"{args.output}: {of}; to search: {search}")
     if index.num_truncated:
         print(f"truncated {counted(index.num_truncated, 'text')} to what the model reads")

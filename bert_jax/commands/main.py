@@ -63,6 +63,7 @@ def _run(prog: str, words: list[str], name: str) -> None:
     parser = Parser(prog=prog, usage="%(prog)s COMMAND ...", description=about)
     parser.add_argument("-V", "--version", action="version", version=f"bert-jax {__version__}")
     parser.add_argument("command", nargs="?", choices=COMMANDS, help=argparse.SUPPRESS)
+    parser.others = "flags follow the command, and --help lists the commands"
     args, rest = parser.parse_known_args(words[:1])
     parser.check(rest)
     command = args.command
@@ -73,11 +74,7 @@ def _run(prog: str, words: list[str], name: str) -> None:
     parser = Parser(prog=name, description=module.__doc__)
     module.add_arguments(parser)
     add_output(parser)
-    end = words.index("--") if parser.others and "--" in words else len(words)
-    words, others = words[1:end], words[end + 1 :]
-    # Intermixed, since a file or a text may come after a flag.
-    args, rest = parser.parse_known_intermixed_args(words, argparse.Namespace(parser=parser))
-    parser.check(rest)
+    args, rest = parser.parse(words[1:])
     process.use_data_dir(getattr(args, "data_dir", None))
     level = Level.RESULTS if args.quiet else Level.DETAILS if args.verbose else Level.PROGRESS
     if args.verbose:
@@ -87,6 +84,6 @@ def _run(prog: str, words: list[str], name: str) -> None:
     to_stderr = command not in TASKS["train"]
     try:
         with console.output(level, to_stderr=to_stderr, started=_STARTED):
-            module.run(args, [*rest, *others])
+            module.run(args, rest)
     except UserError as error:
         raise UserError(parser.in_its_words(str(error))) from error

@@ -10,13 +10,12 @@ these for two single texts, unless --columns names two.
 """
 
 import argparse
-import itertools
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bert_jax.commands import process, texts
 from bert_jax.commands.flags import Parser, add_data_dir
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from bert_jax.tasks.examples import Example
 
 _STEM = "predictions"
-Lines = Iterator[tuple[str, str]]  # where each is, for messages, and its text
+Values = Iterator[tuple[str, Any]]  # where each is, for messages, and what an example is made of
 
 
 def add_arguments(parser: Parser) -> None:
@@ -60,7 +59,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         raise UserError("give a FILE, whose columns --columns names, or texts as --text; not both")
     if args.output:
         args.output = str(file_to_write(args.output))
-    lines: Lines | None = None
+    lines: Iterator[tuple[str, str]] | None = None
     if args.file and (args.file == STDIN or file_type(args.file) == ".txt"):
         lines = texts.numbered(args.file)  # whose faults come before long work
     bert = process.load_checkpoint(args.checkpoint, args.dtype)
@@ -69,21 +68,21 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     task = make_task(bert.task)
     if not task.has_txt_lines and args.file != STDIN:
         lines = None
+    values: Values | None = None
     if args.text:
-        lines = _given(args, task, bert.data)
-    is_printed = args.json or (lines is not None and not args.output)
+        values = _given(args, task, bert.data)
+    elif lines:
+        values = ((where, task.line_value(line, where, bert.data)) for where, line in lines)
+    is_printed = args.json or (values is not None and not args.output)
     output = args.output or ("" if is_printed else _STEM)
     if output:
         file_to_write(output)
         _check_kept(args.file, [f"{output}{suffix}" for suffix in task.file_suffixes])
     predicted = partial(predict, bert, text=args.columns, label=args.label)
 
-    def make_example(where: str, line: str) -> "Example":
-        return task.example_from(task.line_value(line, where, bert.data), where, bert.data)
-
     # Each is made when it is read, so that the lines before a wrong one are answered.
-    examples = itertools.starmap(make_example, lines or ())
-    if lines is None:
+    examples = (task.example_from(value, where, bert.data) for where, value in values or ())
+    if values is None:
         parts = iter([predicted(Path(args.file))])
     elif output:
         parts = iter([predicted([*examples])])
@@ -100,7 +99,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         if output:
             paths = predictions.save(output)
             say(f"{counted(count, 'example')}: {', '.join(map(str, paths))}")
-        if lines is None:
+        if values is None:
             scores = (f"{name} {value:z.4f}" for name, value in predictions.scores.items())
             say(", ".join(scores) or f"no scores: {_no_label(predictions.examples)}")
     if truncated:
@@ -116,11 +115,14 @@ def _no_label(examples: Sequence["Example"]) -> str:
     return "the labels give none" if is_labelled else "not every example has a label"
 
 
-def _given(args: argparse.Namespace, task: "Task", data: "DataFiles") -> Lines:
-    """Return the texts of --text as lines; two of a pair, as of a line, have a tab between."""
-    is_pair = "," in (args.columns or "") or not task.value_of_texts(args.text[:1], data)
-    lines = ["\t".join(args.text)] if is_pair else args.text
-    return iter([("--text", line) for line in lines])
+def _given(args: argparse.Namespace, task: "Task", data: "DataFiles") -> Values:
+    """Yield the values of the texts of --text: each, or all of them as one."""
+    is_one = "," in (args.columns or "") or not task.value_of_texts(args.text[:1], data)
+    for texts_of_one in [args.text] if is_one else [[text] for text in args.text]:
+        value = task.value_of_texts(texts_of_one, data)
+        if value is None:  # which is refused as such a line is
+            value = task.line_value("\t".join(texts_of_one), "--text", data)
+        yield "--text", value
 
 
 def _show(task: "Task", predictions: "Predictions", first: int, *, is_json: bool) -> None:
@@ -139,6 +141,7 @@ def _show(task: "Task", predictions: "Predictions", first: int, *, is_json: bool
 
 def _check_kept(file: str | None, written: Sequence[str]) -> None:
     """Refuse to write over the file that is read."""
+    file = file and os.path.expanduser(file)
     for path in written:
         refuse(
             file and all(map(os.path.exists, (file, path))) and os.path.samefile(file, path),

@@ -126,6 +126,6 @@ def _fit(config: TrainConfig, minutes: float, fields: Collection[str], init: str
     return time_budget.fit(
         config,
         minutes,
-        keeps_size=bool(init) or any(name.startswith("model.") for name in fields),
+        keeps_size=bool(init) or not time_budget.SHAPE.isdisjoint(fields),
         kept=fields,
     )

@@ -217,18 +217,25 @@ def set_up_jax() -> None:
     cache_compiled_programs()
 
 
-def cache_compiled_programs() -> None:
-    """Keep compiled programs in the user's cache, unless JAX has a folder for them."""
+def start_jax() -> int:
+    """Start the devices, and return the number of hosts; UserError if there is no device."""
     import jax
 
     try:
-        num_hosts = jax.process_count()
+        return jax.process_count()
     except Exception as error:  # of many types: of a platform that is not there, or of a driver
         platforms = os.environ.get("JAX_PLATFORMS", "")
         raise UserError(
             f"JAX cannot start, with JAX_PLATFORMS={platforms!r} ({first_line(error)}); unset it, "
             "or name a platform that JAX is installed for, such as cpu"
         ) from error
+
+
+def cache_compiled_programs() -> None:
+    """Keep compiled programs in the user's cache, unless JAX has a folder for them."""
+    import jax
+
+    num_hosts = start_jax()
     # Several hosts must share the folder, so there the user has to name it.
     if getattr(jax.config, _CACHE) is None and num_hosts == 1:
         try:

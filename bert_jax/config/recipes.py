@@ -101,10 +101,11 @@ def find(name: str) -> tuple[Path, str]:
     stem, _, argument = name.partition(":")
     if os.path.isfile(_FOLDER / f"{stem}.py"):
         return _FOLDER / f"{stem}.py", argument
-    if os.path.isfile(name):  # whose path may have a colon
-        return Path(name), ""
-    if os.path.isfile(stem):
-        return Path(stem), argument
+    whole, before_colon = map(os.path.expanduser, (name, stem))
+    if os.path.isfile(whole):  # whose path may have a colon
+        return Path(whole), ""
+    if os.path.isfile(before_colon):
+        return Path(before_colon), argument
     names = [p.relative_to(_FOLDER).with_suffix("").as_posix() for p in _FOLDER.rglob("*.py")]
     word = stem.removesuffix(".py").removeprefix("configs/")
     hint = nearest(word, names, f"there are {', '.join(sorted(names))}")

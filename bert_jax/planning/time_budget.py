@@ -31,11 +31,13 @@ _IN_STEPS = (
     "optimizer.decay_fraction",
     "data.length_warmup_fraction",
 )
+_WIDTH = ("model.hidden_size", "model.intermediate_size", "model.num_attention_heads")
+# A model of which the user has set one of these keeps its size.
+SHAPE = frozenset({*_WIDTH, "model.num_hidden_layers"})
 # What the minutes may change of a recipe.
 FITTED = (
     *("steps", "log_every", "eval_every", "eval_rows", "checkpoint.every", "data.batch_size"),
-    *("model.hidden_size", "model.intermediate_size", "model.num_attention_heads"),
-    *(*_IN_STEPS, "data.phases"),
+    *(*_WIDTH, *_IN_STEPS, "data.phases"),
 )
 _MOST_STEPS = (1 << 31) - 1  # of a config whose steps are not known yet
 _LARGEST_SHARE = 0.999  # from 1 on, a share is a number of steps

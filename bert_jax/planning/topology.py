@@ -68,14 +68,14 @@ class Topology:
 def read_topologies(names: str, *, compiles: bool = False) -> list[Topology]:
     """Return the devices of a comma-separated list, for the formulas or for the compiler.
 
-    For the compiler it is called before JAX starts, which it configures.
+    It is called before JAX starts, and has it start on the CPU alone: a plan uses no device.
     """
     parsed = [parse(name.strip()) for name in names.split(",")]
+    jax.config.update("jax_platforms", "cpu")
     if not compiles:
         return [_plan_topology(kind, shape) for kind, shape in parsed]
     for name, value in _TPU_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    jax.config.update("jax_platforms", "cpu")
     most = max((int(shape) for kind, shape in parsed if kind == _CPU), default=1)
     with contextlib.suppress(RuntimeError):  # JAX runs already, as in tests
         jax.config.update("jax_num_cpu_devices", most)

@@ -33,7 +33,7 @@ class Retrieval(Task):
     library = "sentence-transformers"
     known_metrics: Sequence[str] = RETRIEVAL_METRICS
     default_metrics: Sequence[str] = ("ndcg@10",)
-    value_form = "two texts, or a dict of the columns of data.text"
+    value_form = "two texts (a tab in a line separates them), or a dict of the columns of data.text"
     is_ranking = is_retrieval = True  # in training, and in evaluation
 
     @property

@@ -41,6 +41,12 @@ def test_a_column_of_records_is_embedded(tiny_run, tiny_bert, tmp_path, bert_jax
         bert_jax_main("embed", tiny_run.checkpoint, path, f"--output={output}")
 
 
+def test_a_column_of_plain_text_is_refused(tiny_run, file, bert_jax_main):
+    for name in (file, "-"):
+        with refused(f"--column has no effect on {name}, which has a text a line"):
+            bert_jax_main("embed", tiny_run.checkpoint, name, "--column=body", "--json")
+
+
 def test_words_are_written_with_their_spans(tiny_run, tiny_bert, file, tmp_path, bert_jax_main):
     output = tmp_path / "words.npz"
     bert_jax_main("embed", tiny_run.checkpoint, file, "--pooling=words", f"--output={output}")

@@ -50,6 +50,8 @@ def test_help(command, bert_jax_main, capsys, monkeypatch):
         (["index", "x", "", "--output=y"], "FILE"),
         (["search", "x", "query", "--checkpoint="], "--checkpoint"),
         (["benchmark", "--profile="], "--profile"),
+        (["prepare", "builtin", "s", "--eval-source="], "--eval-source"),
+        (["export", "--", "run", ""], "DST"),
     ],
 )
 def test_an_empty_value_is_refused(bert_jax_main, words, name):
@@ -89,7 +91,17 @@ def test_help_lists_the_fields_of_a_recipe(bert_jax_main, capsys):
         ("pretrain --wrokdir=x", "did you mean --workdir=x?"),
         ("pretrain --steps 9", "did you mean --config.steps?"),
         ("pretrain --batch-size=8", "did you mean --config.data.batch_size=8?"),
-        ("pretrain --zzz", "--help-all lists the flags"),
+        ("pretrain --zzz", "--help-all lists the flags, and a word after -- is none"),
+        ("-q pretrain", "'-q' is not a flag; flags follow the command"),
+        ("search x -quer", "'-quer' is not a flag; "),
+        (
+            "search x --zzzzz",
+            "'--zzzzz' is not a flag; --help lists the flags, and a word after --",
+        ),
+        ("predict x --text -x", "'-x' is not a flag; --help lists the flags, and a word after --"),
+        ("embed x -- -f.txt", "one of the arguments --output --json is required"),
+        ("embed --json -- x -f.txt", "-f.txt does not exist"),
+        ("predict --text -- x -f.txt", "CHECKPOINT"),
         ("pretrain --config.learning_rte=1", "did you mean --config.optimizer.learning_rate?"),
         ("pretrain --config.data.pairs=ns", "did you mean nsp?"),
         (

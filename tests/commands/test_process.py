@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import json
 import os
 import re
 import resource
@@ -174,6 +175,9 @@ def test_an_error_ends_with_its_line_and_exit_code(error, code, capsys, ends):
         ("{} pretrain --connect_timeout=nan", "--connect_timeout nan is no time; "),
         ("{} prepare none.txt store", "data source none.txt does not exist; "),
         ("JAX_PLATFORMS=none {} fill-mask m '[MASK]'", "JAX cannot start, with JAX_PLATFORMS="),
+        ("JAX_PLATFORMS=none {} benchmark", "JAX cannot start, with JAX_PLATFORMS="),
+        ("JAX_PLATFORMS=none {} import m x", "JAX cannot start, with JAX_PLATFORMS="),
+        ("JAX_PLATFORMS=none {} export m x", "JAX cannot start, with JAX_PLATFORMS="),
     ],
 )
 def test_a_process_that_fails_ends_with_a_line(shell, message, tmp_path):
@@ -188,6 +192,18 @@ def test_a_process_that_fails_ends_with_a_line(shell, message, tmp_path):
     assert done.returncode != 0
     assert re.fullmatch(rf"bert-jax( [\w-]+)?: {re.escape(message)}.*\n", done.stderr)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_starts_no_device():
+    program = "from bert_jax.commands.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "plan", "--config=tiny", "--topology=v5e-8", "--json"],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "JAX_PLATFORMS": "none"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr == ""
+    assert json.loads(done.stdout)[0]["topology"] == "v5e:2x4"
 
 
 def test_a_notebook_is_not_ended(ends, monkeypatch):

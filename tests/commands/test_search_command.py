@@ -28,6 +28,14 @@ def folder(tiny_run, tmp_path, monkeypatch, bert_jax_main):
     return tmp_path
 
 
+def test_the_command_that_searches_a_model_of_the_hub(
+    folder, tiny_bert, bert_jax_main, monkeypatch
+):
+    monkeypatch.setattr("bert_jax.commands.process.load_checkpoint", lambda *_: tiny_bert)
+    printed = bert_jax_main("index", "hf:me/model", "texts.txt", "--output=hub.index")
+    assert 'search hub.index "a question" --checkpoint=hf:me/model\n' in printed
+
+
 def test_a_line_a_hit(folder, bert_jax_main):
     lines = bert_jax_main("search", "my.index", TEXTS[0], "--top-k=7").splitlines()
     assert lines[0] == f" 1.000  texts.txt:1  {TEXTS[0]}"

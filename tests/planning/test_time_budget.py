@@ -5,12 +5,13 @@ import json
 import shutil
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from helpers import model_config, refused
 
 import bert_jax
-from bert_jax import DataConfig, TrainConfig, console
+from bert_jax import DataConfig, TrainConfig, UserError, console
 from bert_jax.config import OptimizerConfig, Phase, settings
 from bert_jax.config.schedule import Stage, make_schedule
 from bert_jax.config.validation import validate
@@ -195,6 +196,20 @@ def test_minutes_resume_the_run_that_they_began_and_no_other(bert_jax_main, tiny
         bert_jax_main(*words, "--config.seed=3")
     with refused("belongs to another config: --config.data.batch_size is 8 there and 4 here"):
         bert_jax_main(*words, "--config.data.batch_size=4")
+
+
+@pytest.mark.parametrize(
+    ("field", "keeps_size"), [("dtype=float32", False), ("num_hidden_layers=1", True)]
+)
+def test_a_model_keeps_its_size_where_the_user_has_set_it(
+    field, keeps_size, bert_jax_main, tmp_path, monkeypatch
+):
+    fit = Mock(side_effect=UserError("fitted"))
+    monkeypatch.setattr(time_budget, "fit", fit)
+    words = ["--config=tiny", "--num_processes=1", f"--config.model.{field}", "--minutes=1"]
+    with refused("fitted"):
+        bert_jax_main("pretrain", f"--workdir={tmp_path / 'new'}", *words)
+    assert fit.call_args.kwargs["keeps_size"] == keeps_size
 
 
 def test_a_batch_that_cannot_be_halved_is_not_tried_for_ever(config, monkeypatch):

@@ -321,6 +321,9 @@ def test_a_run_learns_predicts_and_is_exported(finished, tmp_path, bert_jax_main
     assert [each["label"] for each in best] == [1.0, 0.0]
     assert best == sorted(best, key=lambda each: -each["score"])
     (tmp_path / "pairs.txt").write_text("river\tthe river\n")
+    given = "--text", "bank", "the river\tbank"  # a passage with a tab
+    (result,) = bert_jax_main("predict", finished.checkpoint.parent, "--json", *given).splitlines()
+    assert json.loads(result)["texts"] == ["bank", "the river\tbank"]
     printed = bert_jax_main("predict", finished.checkpoint.parent, tmp_path / "pairs.txt")
     assert f"{pair['score']:8.4f}  river | the river" in printed
 
