@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bert_jax import console
-from bert_jax.errors import UserError
+from bert_jax.errors import TrainingError, UserError
 from bert_jax.storage import locks, paths, remote
 from bert_jax.storage.paths import AnyPath
 
@@ -118,10 +118,18 @@ def try_to_send(
 
 @contextlib.contextmanager
 def sending(workdir: Path) -> Iterator[None]:
-    """Send a workdir at the end of the context, also after an error."""
+    """Send a workdir at the end of the context, also after an error.
+
+    TrainingError if that fails: the same command, repeated, sends it.
+    """
     try:
         yield
     except BaseException:
         try_to_send(workdir, f"its last files are in {workdir} alone")
         raise
-    send(workdir)
+    try:
+        send(workdir)
+    except UserError as error:
+        raise TrainingError(
+            f"{error}; the run is trained, and repeating the command ends it"
+        ) from error

@@ -151,7 +151,7 @@ def test_texts_from_memory_are_given_to_another_machine_again(bucket, tiny_confi
 
 def test_small_files_that_cannot_be_copied_do_not_end_a_run(bucket, tiny_config, capsys):
     bucket.fails = "metrics.jsonl"
-    with pytest.raises(UserError, match=r"metrics\.jsonl cannot be written"):  # at the end
+    with pytest.raises(TrainingError, match=r"metrics\.jsonl cannot be written"):  # at the end
         pretrain(tiny_config, "gs://bucket/small")
     assert "the run continues, and copies it with the next checkpoint" in capsys.readouterr().out
     bucket.fails = ""
@@ -165,7 +165,7 @@ def test_records_that_could_not_be_copied_are_kept(bucket, tiny_config):
     for is_other in (False, True):
         bucket.objects.clear()
         bucket.fails = "metrics.jsonl"
-        with pytest.raises(UserError, match=r"metrics\.jsonl cannot be written"):
+        with pytest.raises(TrainingError, match=r"metrics\.jsonl cannot be written"):
             pretrain(tiny_config, "gs://bucket/kept", quiet=True)
         bucket.fails = ""
         if is_other:  # of the same recipe
