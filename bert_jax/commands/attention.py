@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 from bert_jax import console
 from bert_jax.commands import process, texts
 from bert_jax.console import counted
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, refuse
 from bert_jax.storage.paths import CHECKPOINT
+from bert_jax.text import records
+from bert_jax.text.files import file_type
 
 if TYPE_CHECKING:
     from bert_jax.viewer.patterns import Patterns
@@ -40,6 +42,11 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         raise UserError("--compare=WORD takes each text as a TEXT, and not from --texts=FILE")
     if len(args.text) > 2 and not args.compare:
         raise UserError(f"{len(args.text)} texts are too many; give one, a pair, or --compare=WORD")
+    refuse(
+        args.texts and records.reader(args.texts) and file_type(args.texts) != ".tsv",
+        f"--texts={args.texts} has records, not a text a line",
+        fix="write the texts alone to a .txt",
+    )
     from bert_jax.viewer import page, patterns
 
     output = args.output or ("patterns.html" if args.texts else "attention.html")

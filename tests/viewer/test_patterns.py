@@ -224,6 +224,7 @@ def test_the_command(tiny_run, tiny_bert, file, tmp_path, monkeypatch, bert_jax_
         (["--texts=texts", "--output=a/"], "a/ is a folder; give the path of a file"),
         (["--texts=texts", "--output=there.html/a"], "is in no folder"),
         (["--texts=binary"], "has a NUL byte"),
+        (["--texts=texts.jsonl"], "texts.jsonl has records, not a text a line; write the texts"),
         (["--texts=texts", "text"], "give a TEXT or two, or a file"),
         ([], "give a TEXT or two, or a file"),
         (["--texts=texts", "--compare=bank"], "--compare=WORD takes each text as a TEXT"),
