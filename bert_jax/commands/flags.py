@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import re
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -120,7 +121,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise UserError, which names an unknown flag rather than what argparse makes of it."""
         known = self._option_string_actions
-        flags = [word for word in self._words if word.startswith("-") and word != "-"]
+        flags = [word for word in self._words if re.match(r"-[^\d.]", word)]  # no number
         self.check([word for word in flags if word.partition("=")[0] not in known])
         raise UserError(f"{message}; see `{self.prog} --help`")
 

@@ -100,6 +100,7 @@ def test_help_lists_the_fields_of_a_recipe(bert_jax_main, capsys):
         ),
         ("predict x --text -x", "'-x' is not a flag; --help lists the flags, and a word after --"),
         ("embed x -- -f.txt", "one of the arguments --output --json is required"),
+        ("embed x f --layer -1", "one of the arguments --output --json is required"),
         ("embed --json -- x -f.txt", "-f.txt does not exist"),
         ("predict --text -- x -f.txt", "CHECKPOINT"),
         ("pretrain --config.learning_rte=1", "did you mean --config.optimizer.learning_rate?"),
