@@ -92,6 +92,12 @@ def _shuffle_of(length: int, stages: Sequence[Stage]) -> tuple[int, int]:
     return [stage.max_length for stage in stages].index(length), length
 
 
+def has_same_order(one: Sequence[Stage], other: Sequence[Stage]) -> bool:
+    """Return whether the sequences of each length that two runs share come in one order."""
+    lengths = {stage.max_length for stage in one} & {stage.max_length for stage in other}
+    return all(_shuffle_of(length, one) == _shuffle_of(length, other) for length in lengths)
+
+
 NOTHING_READ = ReadBefore()
 
 

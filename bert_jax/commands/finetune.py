@@ -8,6 +8,7 @@ it is started as `bert-jax pretrain` is.
 """
 
 import argparse
+import os
 
 from bert_jax.commands import process
 from bert_jax.commands.flags import Parser, add_config, add_run, read_config
@@ -28,5 +29,14 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
         data.eval and "data.eval_fraction" in recipe.fields,
         f"data.eval_fraction {data.eval_fraction} has no effect beside data.eval {data.eval}",
         fix="leave it out, or set data.eval=none to hold out a part of the training examples",
+    )
+    train = os.path.expanduser(data.train)
+    refuse(
+        recipe.config.task.glue
+        and (not train or os.path.isdir(train))
+        and "data.eval_fraction" in recipe.fields,
+        f"data.eval_fraction {data.eval_fraction} has no effect on a task of GLUE, which has "
+        "held-out examples of its own",
+        fix="leave it out, or give a single file as data.train",
     )
     process.train("finetune", args, recipe)

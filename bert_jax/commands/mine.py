@@ -62,7 +62,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     from bert_jax.bert import Index
     from bert_jax.config import DataFiles
     from bert_jax.tasks.datasets import read_examples
-    from bert_jax.tasks.passages import judged_passages
+    from bert_jax.tasks.passages import judged_passages, show_skipped
     from bert_jax.tasks.reranker import Reranker, RerankerConfig
 
     check_count(args.negatives, "--negatives")
@@ -75,11 +75,9 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     process.set_up_jax()
     columns = DataFiles(text=args.text, label=args.label)
     examples = read_examples(Reranker(RerankerConfig()), args.file, columns, labelled=True)
-    judged = {
-        query: passages
-        for query, passages in judged_passages(examples).items()
-        if any(passages.values())
-    }
+    every = judged_passages(examples)
+    judged = {query: passages for query, passages in every.items() if any(passages.values())}
+    show_skipped(len(every) - len(judged))
     refuse(not judged, f"{args.file} has no relevant passage", fix="give labels above 0")
     index = Index.load(args.index, args.checkpoint)
     with replacing(args.output) as new, new.open("w", encoding="utf-8") as file:

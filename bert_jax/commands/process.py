@@ -240,12 +240,14 @@ def cache_compiled_programs() -> None:
     if getattr(jax.config, _CACHE) is None and num_hosts == 1:
         try:
             folder = paths.cache_folder()
-            found = folder.stat()
+            for own in (folder, folder := folder / "programs"):
+                own.mkdir(mode=0o700, exist_ok=True)
+                found = own.stat()
+                if found.st_uid != os.getuid() or found.st_mode & 0o022:
+                    what = "is not yours alone, so that others could put programs there"
+                    console.show(f"cache      none: {own} {what}", console.Level.DETAILS)
+                    return
         except (OSError, RuntimeError):  # a full or read-only disk, or no home
-            return
-        if found.st_uid != os.getuid() or found.st_mode & 0o022:
-            what = "is not yours alone, so that others could put programs there"
-            console.show(f"cache      none: {folder} {what}", console.Level.DETAILS)
             return
         jax.config.update(_CACHE, str(folder))
         if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:

@@ -131,8 +131,8 @@ class Phase:
     """
 
     start: float = setting(0.5, "first step, or below 1 its share of all steps", SHARE_OR_STEPS)
-    max_length: int = setting(512, "tokens a sequence")
-    batch_size: int = setting(256, "sequences a step, over all devices")
+    max_length: int = setting(0, "tokens a sequence; 0: data's", NOT_NEGATIVE)
+    batch_size: int = setting(0, "sequences a step, over all devices; 0: data's", NOT_NEGATIVE)
     max_predictions: int = setting(0, "masked positions; 0 for mask_fraction of all", NOT_NEGATIVE)
     mask_fraction: float = setting(0.0, "share of tokens to predict; 0: data's", SHARE_OR_ALL)
     learning_rate: float = setting(0.0, "peak learning rate; 0: optimizer's", NOT_NEGATIVE)

@@ -128,9 +128,12 @@ def make_schedule(config: TrainConfig) -> Schedule:
 def _resolve(config: TrainConfig, stage: Stage, end: int) -> Stage:
     """Return a stage with the values of the run for all that it has none of its own for."""
     share = stage.mask_fraction or config.data.mask_fraction
+    length = stage.max_length or config.data.max_length
     return dataclasses.replace(
         stage,
-        max_predictions=stage.max_predictions or default_predictions(stage.max_length, share),
+        max_length=length,
+        batch_size=stage.batch_size or config.data.batch_size,
+        max_predictions=stage.max_predictions or default_predictions(length, share),
         mask_fraction=share,
         learning_rate=stage.learning_rate or config.optimizer.learning_rates[0],
         global_rope_theta=stage.global_rope_theta

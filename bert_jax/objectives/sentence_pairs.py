@@ -134,7 +134,8 @@ class SentencePairs(MaskedLM):
         # Short sequences hold few pairs.
         if reason := self._unlearnable(corpus, longest.majority):
             found.append(f"{reason}; train without {name} by --config.data.pairs=none")
-        if (cut := longest.cut) > _MOST_CUT:
+        cut = statistics[self.config.data.max_length].cut  # a later phase may cut less
+        if cut > _MOST_CUT:
             found.append(
                 f"{cut:.0%} of the text is cut off, as its sentences are beyond data.max_length; "
                 "split them by --config.data.sentences=split if they are several (of one document "

@@ -165,6 +165,8 @@ def _smaller_batch(config: TrainConfig, halvings: int, kept: Collection[str]) ->
     times = config.data.batch_size // size
     phases = tuple(
         dataclasses.replace(phase, batch_size=max(1, phase.batch_size // times // parts) * parts)
+        if phase.batch_size
+        else phase
         for phase in config.data.phases
     )
     if times == 1 or "data.phases" in kept:

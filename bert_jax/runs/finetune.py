@@ -180,7 +180,8 @@ def _head_to_keep(config: FinetuneConfig, initial: Bert) -> TaskConfig | None:
     # The head of a probe fits another kind of probe no better than a new one.
     is_same_kind = isinstance(initial.model, TaskModel) and initial.model.probe == config.probe
     other = initial.task.kind if initial.task else config.task.kind
-    is_headless = other != config.task.kind and task_class(other).is_headless
+    kinds = other, config.task.kind
+    is_headless = kinds[0] != kinds[1] and any(task_class(kind).is_headless for kind in kinds)
     return initial.task if is_same_kind and not (is_headless or config.new_head) else None
 
 

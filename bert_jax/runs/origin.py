@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 
 import jax
 
-from bert_jax.batches.loader import NOTHING_READ, ReadBefore, has_same_sequences
+from bert_jax.batches.loader import NOTHING_READ, ReadBefore, has_same_order, has_same_sequences
 from bert_jax.bert import Bert, load
 from bert_jax.config import FinetuneConfig, ModelConfig, TrainConfig, settings
 from bert_jax.config.schedule import make_schedule
@@ -146,12 +146,15 @@ def check_same_model(bert: Bert) -> None:
 def _initial_model(init: str | Path, workdir: Workdir) -> Bert:
     """Return the model of --init, or what a run has made of it where the folder is gone.
 
-    A machine that resumes a run, such as one in place of another, may not have the folder.
+    A machine that resumes a run, such as one in place of another, may not have the folder, and need
+    not download it again from the hub.
     """
 
     def is_missing() -> bool:
+        if paths.is_on_hub(init):
+            return workdir.results.get("init") == str(init)
         with remote.reading(init):
-            return not paths.is_on_hub(init) and not paths.exists(paths.as_path(init))
+            return not paths.exists(paths.as_path(init))
 
     # All hosts read the same one, and wait for each other.
     is_gone = any(hosts.gather(hosts.run_on_all_hosts(is_missing)))
@@ -200,10 +203,15 @@ def _find_fork(
     step, run = int(fork.name), fork.parent.parent
     read, is_of_run = _shuffled_anew(step), fork.parent.name == workdir.checkpoints.name
     results = workdirs.read_results(run) if is_of_run else {}
-    same_sequences = has_same_sequences(before.data, config.data)
-    if same_sequences and workdirs.has_same_text(before, config):
-        earlier = workdirs.read_before(results, run)
-        read = earlier.until(step, make_schedule(before).stages)
+    stages = make_schedule(before).stages
+    is_read_on = (
+        before.seed == config.seed
+        and has_same_sequences(before.data, config.data)
+        and has_same_order(stages, make_schedule(config).stages)
+        and workdirs.has_same_text(before, config)
+    )
+    if is_read_on:
+        read = workdirs.read_before(results, run).until(step, stages)
     text = results.get("text_identity")
     hosts.check_same(
         {"what the run of --fork has read": [dataclasses.asdict(read), text]},

@@ -134,6 +134,11 @@ def start(
     config = origin.config
     if not found.config:  # a run that resumes keeps the settings that it began with
         mixture.check_settings(parts, fields or ())
+    is_open = not config.model.vocab_size
+    corpus = None
+    if fit and is_open:  # the time of a step depends on the vocabulary
+        corpus = run_text.read(config, parts, origin.tokenizer, found)
+        config = _with_vocab_size(config, corpus.tokenizer.vocab_size)
     config = fit(config) if fit else config
     if config.steps in found.steps:
         report.finished(
@@ -141,7 +146,6 @@ def start(
             "train longer with a larger --config.steps",
             "evaluate anew, on another number of sequences, with --config.eval_rows",
         )
-    is_open = not config.model.vocab_size
     if is_open:
         config = _with_vocab_size(config, _expected_vocab_size(config, parts, origin.tokenizer))
     schedule, mesh = make_schedule(config), meshes.make_mesh(config.parallel)
@@ -158,7 +162,7 @@ def start(
     was_open = found.results.get("has_open_vocabulary", False)
     asked = _with_vocab_size(config, 0) if was_open else config
     is_new = not run_text.has_store(found)
-    corpus = run_text.read(asked, parts, origin.tokenizer, found)
+    corpus = corpus or run_text.read(asked, parts, origin.tokenizer, found)
     with run_text.removed_if_refused(found, is_new=is_new):
         if is_open:  # the text may have fewer tokens than were asked for
             config = _with_vocab_size(config, corpus.tokenizer.vocab_size)

@@ -95,9 +95,7 @@ class MultipleChoice(Classification):
             f"{where} has {len(choices)} choices, and the labels are {', '.join(self.labels)}",
             fix=f"they must be {', '.join(choices)}",
         )
-        label = readers.whole(label)
-        if isinstance(label, ClassName) and label not in choices:
-            label = label.number
+        label = label.number if isinstance(label, ClassName) else readers.whole(label)
         # Hugging Face's test set has -1.
         known = None if label in (None, "", "-1", -1) else str(label)
         refuse(

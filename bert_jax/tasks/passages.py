@@ -37,12 +37,20 @@ def training_groups(judged: Judged, count: int) -> list[Example]:
     ]
     refuse(not positives, "no passage is relevant", fix="give labels above 0")
     queries = list(dict.fromkeys(query for query, _ in positives))
+    show_skipped(len(judged) - len(queries))
     negatives = _negatives(judged, queries, count)
     target = (1.0, *(0.0,) * count)
     return [
         Example(None, f"query {query!r}", (query, passage, *negatives[query]), target)
         for query, passage in positives
     ]
+
+
+def show_skipped(count: int) -> None:
+    """Show how many queries are of no use, as none of their passages is relevant."""
+    if count:
+        queries = f"{count:,} quer{'y' if count == 1 else 'ies'}"
+        console.show(f"skipped    {queries} without a relevant passage")
 
 
 @console.working("finding passages that are not relevant", says_end=False)
@@ -100,6 +108,7 @@ def candidate_lists(judged: Judged, count: int) -> list[Example]:
         relevance += filter(None, of_query.values())
         texts = (query, *passages)
         result.append(Example(None, f"query {query!r}", texts, tuple(relevance)))
+    show_skipped(len(found) - len(result))
     refuse(not result, "no held-out query has a relevant passage", fix="give labels above 0")
     return result
 

@@ -28,12 +28,14 @@ def whole(value: Any) -> Any:
 
 def to_number(value: Any) -> float:
     """Return a number of a file as a float, also of a class by name; NaN for any other value."""
+    if isinstance(value, ClassName):  # whose name may be another number
+        return float(value.number)
     try:
         # Python's own notation, 1_000, is no number of a file.
         is_none = isinstance(value, bool) or (isinstance(value, str) and "_" in value)
         return math.nan if is_none else float(value)
     except (TypeError, ValueError, OverflowError):
-        return float(value.number) if isinstance(value, ClassName) else math.nan
+        return math.nan
 
 
 def to_relevance(value: Any) -> float:

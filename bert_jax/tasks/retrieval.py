@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -66,10 +67,13 @@ class Retrieval(Task):
         relevances = list(map(readers.to_relevance, labels))  # of those without one NaN
         is_apart = any(each == 0 or (is_absent and each < 0) for each in relevances)
         is_hidden = any(each < 0 for each in relevances) and not is_absent
+        # A score that is no label says that they belong together, and not how well.
+        grades = [each for each in relevances if 0 < each < math.inf and not is_absent]
+        grade = max(grades, default=_IS_PAIR)
         return {
             "id": record.fields.get("id"),
             "texts": texts,
-            "pair_label": None if is_hidden else _IS_APART if is_apart else _IS_PAIR,
+            "pair_label": None if is_hidden else _IS_APART if is_apart else grade,
             "absent_column": data.label if is_absent else "",
         }
 

@@ -39,6 +39,7 @@ class TokenClassification(Task):
     pipeline_tag = "token-classification"
     has_windows = has_short_windows = reads_words = True
     has_txt_lines = False  # but words in columns
+    missing_label = "no tags; give each word one in the last column, or a list in data.label"
     value_form = "a list of words, or a dict of the columns of data.text and data.label"
     default_metrics, known_metrics = ("f1",), ("accuracy", "precision", "recall", "f1")
 

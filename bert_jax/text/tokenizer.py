@@ -127,6 +127,11 @@ class Tokenizer(abc.ABC):
         """Return the files as JSON, as they are stored in a checkpoint."""
         return {name: base64.b64encode(data).decode() for name, data in self.files().items()}
 
+    def join_as(self, tokenizer: tokenizers.Tokenizer) -> None:
+        """Join two texts by the rule of a tokenizer; UserError if it is not that of a BERT."""
+        self.separators = num_separators(tokenizer, self.cls_id, self.sep_id)
+        self.pair_token_types = num_token_types(tokenizer) if self.separators else 0
+
     def template(self, separators: int = 1, second_type: int = 1) -> processors.PostProcessor:
         """Return how one text or two are joined with special tokens, as BERT does by default."""
         cls, sep = self.id_to_token(self.cls_id), self.id_to_token(self.sep_id)
@@ -209,8 +214,7 @@ class FastTokenizer(Tokenizer):
         super().__init__(sorted(ids, key=ids.__getitem__), [ids[t] for t in self.special])
         if tokenizer.post_processor is None:  # other libraries need it to join texts as we do
             tokenizer.post_processor = self._own_post_processor()
-        self.separators = num_separators(tokenizer, self.cls_id, self.sep_id)
-        self.pair_token_types = num_token_types(tokenizer) if self.separators else 0
+        self.join_as(tokenizer)
 
     def _own_post_processor(self) -> processors.PostProcessor:
         """Return how texts are joined where the tokenizer's file does not say it."""

@@ -178,6 +178,8 @@ def _read_vocabulary(
             fix="remove the one that is not the model's",
         )
         if tokenizer is None or _has_tokens_of(tokenizer, from_model):
+            if tokenizer is not None and tokenizer.post_processor is not None:
+                from_model.join_as(tokenizer)
             return from_model
     if tokenizer is not None:
         _check_json(tokenizer.model, text, has_model=".model" in names)

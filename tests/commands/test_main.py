@@ -111,6 +111,10 @@ def test_help_lists_the_fields_of_a_recipe(bert_jax_main, capsys):
             "leave it out, or set --config.data.eval=none",
         ),
         ("finetune --config=finetune/glue:mrcp", "did you mean mrpc?"),
+        (
+            "finetune --config=finetune/glue:mrpc --config.data.eval_fraction=0.3",
+            "--config.data.eval_fraction 0.3 has no effect on a task of GLUE, which has held-out",
+        ),
         ("prepare builtin s --vocab-size=-1", "--vocab-size is -1"),
         ("prepare t.csv s --vocab-size=9", "too small"),
         ("prepare t.csv s --tokenizer=x.model", "x.model"),

@@ -70,7 +70,7 @@ def run(cache: Path, *words: Path) -> list[str]:
 def test_another_process_finds_them_and_damaged_ones_are_made_anew(tmp_path):
     assert run(tmp_path) == ["new 2 False"]
     assert (tmp_path / "bert-jax").stat().st_mode & 0o777 == 0o700
-    assert run(tmp_path, tmp_path / "bert-jax") == ["new 2 True", "kept 2 True", *DAMAGED]
+    assert run(tmp_path, tmp_path / "bert-jax/programs") == ["new 2 True", "kept 2 True", *DAMAGED]
 
 
 def test_a_place_that_cannot_be_written_does_no_harm(tmp_path):

@@ -207,7 +207,7 @@ REFUSED = {
     "data.eval_fraction": [0.0, 1.5],
     "data.mask_fraction": [0.0],
     "data.phases": [
-        (Phase(start=0.9, max_length=128, batch_size=0),),
+        (Phase(start=0.9, max_length=128, batch_size=-1),),
         (Phase(start=0.5, mask_fraction=1.1),),
         (Phase(start=0.5, global_rope_theta=160e3),),  # of learned positions
         (Phase(start=1.5, max_length=128, batch_size=8),),

@@ -13,7 +13,7 @@ import pytest
 import tokenizers
 from flax import linen as nn
 from flax import traverse_util
-from helpers import refused, refuses_to_load, untrained
+from helpers import model_config, random_bert, refused, refuses_to_load, untrained
 from make_golden import GOLDEN
 from model_folders import (
     TASKS,
@@ -27,12 +27,12 @@ from model_folders import (
 )
 
 import bert_jax
-from bert_jax.config import DataFiles, TaskConfig
+from bert_jax.config import DataFiles, TaskConfig, TokenizerConfig
 from bert_jax.convert import names
 from bert_jax.models.modernbert import ModernBertConfig
 from bert_jax.objectives import pretraining_model
 from bert_jax.tasks import task_class
-from bert_jax.text import tokenizer_loading
+from bert_jax.text import tokenizer_loading, tokenizer_training
 from bert_jax.text.tokenizer import WordPieceTokenizer
 
 WORDS = "bert.embeddings.word_embeddings.weight"
@@ -801,3 +801,27 @@ def test_two_texts_are_joined_as_the_tokenizer_says(tmp_path, count):
     assert bert.config.pair_separators == (1 if count == 1 else 0)
     ids = bert.tokenize(["a"], ["a"])["input_ids"][0].tolist()
     assert ids.count(bert.tokenizer.sep_id) == count + 1
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"pair_separators": 2},
+        {"pair_separators": 2, "pair_token_types": 2},
+        {"model_type": "roberta", "pair_separators": 1, "type_vocab_size": 1},
+    ],
+)
+def test_two_texts_are_joined_as_before_an_export(model, tmp_path):
+    """Of a SentencePiece too, whose .model does not say how."""
+    text = ["The cat sat on the mat.\nI sat by the river bank.\nThe bank lends money.\n"] * 9
+    tokenizer = tokenizer_training.train(text, TokenizerConfig(kind="sentencepiece"), 60)
+    config = model_config(
+        vocab_size=tokenizer.vocab_size, max_position_embeddings=64, num_hidden_layers=1, **model
+    )
+    before = random_bert(config, tokenizer)
+    before.export(tmp_path / "exported")
+    after = bert_jax.load(tmp_path / "exported")
+    assert after.config.pair_separators == model["pair_separators"]
+    first, second = (bert.tokenize("The cat", "the mat") for bert in (before, after))
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name])

@@ -32,6 +32,7 @@ from bert_jax.objectives.sentence_pairs import BertForPreTraining
 from bert_jax.runs import finetune as finetuning
 from bert_jax.runs import learning_rates, task_run
 from bert_jax.tasks.classification import Classification
+from bert_jax.tasks.embedding import EmbeddingTaskConfig
 from bert_jax.text import tokenizer_training
 from bert_jax.training import checkpoint
 
@@ -303,6 +304,8 @@ def test_which_head_and_which_settings_of_a_task_are_kept(finished, start, monke
     assert head(FinetuneConfig(task=task), bert) is task
     assert head(FinetuneConfig(task=task, new_head=True), bert) is None
     assert head(FinetuneConfig(task=task, probe="mix"), bert) is None
+    # One of vectors takes the encoder alone, as it has no head to confuse with another.
+    assert head(FinetuneConfig(task=EmbeddingTaskConfig()), bert) is None
     labels = "task.labels=('has zero','has one','has two')"
     with refused("the order counts"):
         start(labels, init=bert)

@@ -32,8 +32,11 @@ from visible_devices import visible_devices
 import bert_jax
 from bert_jax import PretrainingResult, TrainingError, UserError, console
 from bert_jax.batches import loader
+from bert_jax.batches.packing import PairStatistics
 from bert_jax.commands.flags import Recipe, read_config
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
+from bert_jax.objectives import make_objective
+from bert_jax.objectives.sentence_pairs import SentencePairs
 from bert_jax.runs import pretrain as pretraining
 from bert_jax.text import prepare
 from bert_jax.text.store import Corpus
@@ -492,6 +495,10 @@ def test_letters_are_learned(tmp_path):
     (tmp_path / "dna.txt").write_text("\n".join(lines))
     changes = "model.vocab_size=0", "model.dtype=float32"
     config = recipe(tmp_path / "dna.txt", *changes, name="letters").config
+    fitted = []  # for some minutes, which depend on the vocabulary
+    fit = lambda config: fitted.append(config.model.vocab_size) or config  # noqa: E731
+    assert pretraining.start(config, tmp_path / "fitted", fit=fit).has_open_vocabulary
+    assert fitted == [10]
     for steps in (2, 4):  # where it resumes on another machine, whose workdir has no store
         shutil.rmtree(tmp_path / "run/store", ignore_errors=True)
         config.steps = steps
@@ -511,6 +518,15 @@ def test_a_text_of_which_little_can_be_learned_warns(tiny_config, tmp_path, capf
     printed = "".join(capfd.readouterr())
     assert "by rote; give more text, or --config.steps=" in printed
     assert "% of the text is cut off, as its sentences are beyond data.max_length" in printed
+
+
+def test_text_that_is_cut_off_in_most_steps_is_warned_of(monkeypatch):
+    """`base` has sequences of 128 tokens in nine tenths of its steps, and then of 512."""
+    monkeypatch.setattr(SentencePairs, "_unlearnable", lambda *_: "")
+    rare, often = (PairStatistics(0.0, 0.0, majority=0.5, cut=cut) for cut in (0.02, 0.55))
+    objective = make_objective(bert_jax.recipe("base"))
+    (warning,) = objective.text_warnings(None, {128: often, 512: rare})
+    assert warning.startswith("55% of the text is cut off")
 
 
 def test_held_out_sequences_are_evaluated_in_microbatches(tiny_config, tmp_path, monkeypatch):

@@ -155,6 +155,17 @@ def test_every_host_reads_the_run_where_one_lacks_init(tmp_path, monkeypatch, go
     assert found.config == began
 
 
+@pytest.mark.parametrize(("init", "is_loaded"), [("hf:a/b", False), ("hf:a/c", True)])
+def test_a_run_that_began_with_a_model_of_the_hub_resumes_without_it(
+    tmp_path, monkeypatch, init, is_loaded
+):
+    read = Mock(return_value=Bert(ModelConfig(), {}, None, None))
+    monkeypatch.setattr(origin, "load", read)
+    run = workdir.Workdir(tmp_path, tmp_path, TrainConfig(), (4,), None, {"init": "hf:a/b"})
+    origin._initial_model(init, run)
+    read.assert_called_once_with(init if is_loaded else tmp_path / "checkpoints" / "4")
+
+
 @pytest.mark.parametrize("is_new", [True, False])
 def test_two_runs_that_start_together_share_no_workdir(tmp_path, tokenizer, is_new):
     """Each reads the workdir before one of them locks it; the second must not claim it too."""

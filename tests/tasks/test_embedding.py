@@ -338,6 +338,13 @@ def test_texts_that_do_not_belong_together_are_no_pairs(tmp_path):
     path.write_text("query\tpassage\tscore\na\tb\t0.9\nc\td\t-0.1\n")
     with refused("a.tsv:3 has a label of 0 or less"):
         read_examples(task, str(path), DataFiles(text="query,passage"), labelled=True)
+    # A label above 0 is how relevant the passage is; a score is not.
+    path.write_text("query\tpassage\tlabel\na\tb\t3\nc\td\t1\n")
+    found = read_examples(task, str(path), DataFiles(text="query,passage"), labelled=True)
+    assert [each.label for each in found] == [3, 1]
+    path.write_text("query\tpassage\tscore\na\tb\t0.9\n")
+    (found,) = read_examples(task, str(path), DataFiles(text="query,passage"), labelled=True)
+    assert found.label == 1
     path.write_text("query\tpassage\tscore\tlabel\na\tb\t0\t1\nc\td\t-0.1\t1\n")
     found = read_examples(task, str(path), DataFiles(text="query,passage"), labelled=True)
     assert [each.label for each in found] == [1, 1]

@@ -14,6 +14,8 @@ from bert_jax.tasks.datasets import read_examples
 from bert_jax.tasks.examples import Example
 from bert_jax.tasks.foreign import UnknownColumns
 from bert_jax.tasks.multiple_choice import MultipleChoice
+from bert_jax.tasks.readers import to_number
+from bert_jax.text.classes import ClassName
 
 MODEL = model_config()
 SWAG = "sent1,sent2,ending0,ending1,ending2,ending3"
@@ -98,6 +100,16 @@ def test_a_number_of_pandas_is_a_choice():
     data = DataFiles(text="sent1,sent2,ending0,ending1")
     found = MultipleChoice(TaskConfig()).example_from({**record, "label": 1.0}, 0, data)
     assert found.label == "1"
+
+
+def test_a_class_is_a_choice_by_its_number():
+    """Its name may be another number."""
+    name = ClassName("1")
+    name.number = 0
+    record = {"sent1": "a", "sent2": "b", "ending0": "c", "ending1": "c", "label": name}
+    data = DataFiles(text="sent1,sent2,ending0,ending1")
+    assert MultipleChoice(TaskConfig()).example_from(record, 0, data).label == "0"
+    assert to_number(name) == 0.0
 
 
 def test_an_empty_start_of_a_data_frame():

@@ -11,7 +11,7 @@ from helpers import model_config, refused
 from scipy.special import expit, log_softmax
 
 import bert_jax
-from bert_jax import DataFiles, FinetuneConfig, Index, OptimizerConfig, TaskConfig
+from bert_jax import DataFiles, FinetuneConfig, Index, OptimizerConfig, TaskConfig, console
 from bert_jax.config.validation import validate_finetuning
 from bert_jax.retrieval import bm25
 from bert_jax.runs import learning_rates
@@ -54,6 +54,15 @@ def test_a_label_that_is_missing_is_not_one(tmp_path):
     lines = tmp_path / "a.jsonl"
     lines.write_text('{"query": "who", "passage": ["fox", "dog"], "label": [true, false]}\n')
     assert read(lines) == [(("who", "fox", "dog"), (1.0, 0.0))]
+
+
+def test_queries_without_a_relevant_passage_are_counted(capsys):
+    judged = {"who": {"fox": 1.0, "dog": 0.0}, "what": {"dog": 0.0}, "where": {"fox": 0.0}}
+    with console.output(console.Level.PROGRESS):
+        assert len(passages.training_groups(judged, 1)) == 1
+        assert len(passages.candidate_lists(judged, 0)) == 1
+    line = "skipped    2 queries without a relevant passage\n"
+    assert capsys.readouterr().out.count(line) == 2
 
 
 def test_queries_are_held_out_whole(tmp_path):
