@@ -148,11 +148,11 @@ class Bert(LoadedModel):
             truncated, with a warning.
           layer: 0 for the embeddings, i for layer i, -1 for the last; or several, which are added.
           pooling: "mean", "max" or "cls" for a vector of each text; "tokens" or "words" for one of
-            each token or word (`embeddings.TextEncoder`).
+            each token but [CLS] and [SEP], or of each word, NaN for one that is truncated.
           prompt: "query" or "passage", for the model's prompt of that name before each text, as
             part of it; late interaction encodes a query in another way than a passage.
           batch_size: texts of a batch at most, over all devices; None for as many as have about
-            4,096 tokens. The embeddings do not depend on it.
+            4,096 tokens. The embeddings depend on it by rounding alone.
           normalize_embeddings: make every vector one of unit length.
           show_progress_bar: show on a terminal how far it is.
 
@@ -255,10 +255,11 @@ class Bert(LoadedModel):
 
         Args:
           texts: two or more, each with the word.
-          word: in any case; its first occurrence in a text counts.
+          word: in any case; its first occurrence as a word of its own counts, or else its first.
 
         Raises:
-          UserError: there is one text alone, or one without the word.
+          UserError: there is one text alone, one without the word, with it beyond the model's
+            positions, or with a [MASK]; or the page would be too large for a browser.
 
         >>> bert = getfixture("tiny_bert")
         >>> bert.compare(["A river bank.", "The bank reads."], "bank").cosines.shape
@@ -285,7 +286,7 @@ class Bert(LoadedModel):
           batch_size: examples at a time, on each device.
 
         Returns:
-          A sequence of dictionaries, one an example, with labels and probabilities.
+          A sequence of dictionaries, one an example, with what its task predicts.
 
         Raises:
           UserError: the model has no head of a task, or an example does not fit it.
@@ -301,7 +302,7 @@ class Bert(LoadedModel):
             raise
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
-        """Write a self-contained checkpoint, which `load` reads.
+        """Write a self-contained checkpoint, of this model's dtype, which `load` reads.
 
         Args:
           path: the folder, which must not exist.
@@ -336,14 +337,16 @@ class Bert(LoadedModel):
         Args:
           path: the directory, which must not exist; or "hf:OWNER/NAME", a new model of the hub.
           head: "pretraining", "masked-lm" or "none" for the encoder alone; None for all heads.
-          force: whether to replace an earlier export that is there, and nothing else.
+          force: whether to replace an earlier export that is there, and nothing else; of the hub,
+            the files of any model, which stay in its history.
           private: whether a new model of the hub is for its owner alone.
 
         Returns:
           The class of `transformers` that it is, and what that class has no place for.
 
         Raises:
-          UserError: `transformers` has no such model, or `path` exists or cannot be written.
+          UserError: `transformers` has no such model, `path` exists or cannot be written, or it is
+            a directory and `private` is set.
 
         >>> path = getfixture("tmp_path") / "exported"
         >>> getfixture("tiny_bert").export(path).architecture

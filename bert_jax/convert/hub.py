@@ -132,7 +132,9 @@ def _check_upload(name: str, *, force: bool, private: bool) -> None:
             raise UserError(f"{name} cannot be uploaded without a token; {_LOG_IN}")
         if not HfApi().repo_exists(repository):
             return
-        if not force:
+        # One without a model may be of an upload that failed.
+        is_empty = {*HfApi().list_repo_files(repository)} <= {".gitattributes"}
+        if not force and not is_empty:
             told = "choose another name, or --force (force=True) to replace it"
             raise UserError(f"{name} already exists; {told}")
         if private and not HfApi().repo_info(repository).private:
@@ -149,7 +151,7 @@ def _upload(folder: Path, name: str, *, force: bool, private: bool) -> None:
 
         api = HfApi()
         earlier = [*huggingface.FILES, *(f"{folder}/*" for folder in huggingface.FOLDERS)]
-        api.create_repo(repository, private=private or None, exist_ok=force)
+        api.create_repo(repository, private=private or None, exist_ok=True)
         _keep_header(repository, folder / "README.md")
         api.upload_folder(
             repo_id=repository,

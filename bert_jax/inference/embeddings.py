@@ -75,7 +75,8 @@ class TextEncoder:
     """Embed texts with frozen parameters, on all local devices.
 
     `pooling` is "mean" or "max" over all tokens, [CLS] and [SEP] included; "cls" for the first;
-    "tokens" for one vector a token; "words" for the mean of each of `word_spans`, NaN if truncated.
+    "tokens" for one vector a token; "words" for the mean of each of `word_spans`, NaN for one that
+    is truncated or has no tokens.
     Without `layers` and `pooling`, a model of embeddings has its own, and any other the last
     layer's mean. Where a model of embeddings was trained on texts of more tokens than it has
     positions, a text is read in windows, and its vector is the mean of theirs. `before` is put
@@ -178,7 +179,7 @@ class TextEncoder:
 
 
 def embedding_identity(model: LoadedModel) -> dict[str, Any]:
-    """Return JSON that is equal if, and only if, the embeddings by `TextEncoder(model)` are."""
+    """Return JSON that is equal only if two models' embeddings of a text have one direction."""
     # Without what is before the heads of tasks, which some checkpoints of a model lack.
     modules = model.params["bert"].items()
     params = {name: value for name, value in modules if name not in ("pooler", "head")}
@@ -188,7 +189,8 @@ def embedding_identity(model: LoadedModel) -> dict[str, Any]:
         embedding = dataclasses.asdict(model.model.embedding)
         own = {name: embedding[name] for name in _OWN} | {"max_length": model.data.max_length}
         if model.task and model.data.max_length > model.config.max_position_embeddings:
-            own["stride"] = model.task.stride  # of the windows of a long text
+            # Of the windows of a long text; their vectors are added.
+            own |= {"stride": model.task.stride, "normalize": embedding["normalize"]}
     elif model.task and issubclass(kind := task_class(model.task.kind), EncodingTask):
         of_encoder = modules if kind.model_class.kept_heads else params.items()
         encoder = {name: value for name, value in of_encoder if name != "pooler"}

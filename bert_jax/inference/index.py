@@ -47,7 +47,7 @@ class Hit:
     Attributes:
       text: the text as it was indexed.
       score: the cosine of its embedding and that of the query, 1 for the same direction to within
-        1e-4, as vectors are stored in 16 bits; of late interaction a sum of such, of sparse vectors
+        5e-4, as vectors are stored in 16 bits; of late interaction a sum of such, of sparse vectors
         their product; or the score of a reranker.
       file, line: where it is from; the first line of a row of a table.
       number: its number in the index, from 0: the row of `Index.vectors`, where a text has one.
@@ -157,7 +157,7 @@ class TextIndex:
         Args:
           path: the folder.
           bert: the model that it was built with, or its checkpoint; by default the folder that the
-            index names is loaded for the first search.
+            index names is loaded for the first search. One of a hub or of memory must be given.
 
         Raises:
           UserError: there is no index, or it is damaged, or of another model.

@@ -25,7 +25,8 @@ class Guess:
     Attributes:
       token: as the vocabulary has it.
       probability: of the token, by the model.
-      text: the whole text with the token filled in.
+      text: the whole text with the token filled in, as the tokenizer decodes it: without words that
+        it does not know, and in lower case where it lower-cases.
       position: index of the masked token in the sequence, in which [CLS] is 0.
 
     >>> guess = getfixture("tiny_bert").fill_mask("The [MASK] bank.", top_k=1)[0]

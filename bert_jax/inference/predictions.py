@@ -32,7 +32,9 @@ from bert_jax.training.step import PREDICT_OUTPUTS, make_predict_step
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Predictions(Sequence[dict[str, Any]]):
-    """A sequence of dictionaries, one an example, with labels and probabilities.
+    """A sequence of dictionaries, one an example, with what its task predicts.
+
+    Of classes these are labels and probabilities.
 
     Attributes:
       task: what was predicted.
@@ -63,7 +65,7 @@ class Predictions(Sequence[dict[str, Any]]):
         """Write the predictions in the forms of the task, and return the files.
 
         Args:
-          stem: the files' path without its ending.
+          stem: the files' path without its ending. Files that are there are replaced.
 
         Raises:
           UserError: a file cannot be written.
@@ -193,7 +195,13 @@ def predict_texts(model: LoadedModel, texts: Sequence[str]) -> Any:
     if model.task is None:
         return None
     value = make_task(model.task).value_of_texts(texts, model.data)
-    return None if value is None else predict(model, [value])[0]
+    if value is None:
+        return None
+    positions = model.config.max_position_embeddings
+    if len(texts) > 1 and model.data.max_length > positions:  # a pair is not read in windows
+        data = dataclasses.replace(model.data, max_length=positions)
+        model = dataclasses.replace(model, data=data)
+    return predict(model, [value])[0]
 
 
 def check_reranker(model: LoadedModel) -> None:

@@ -79,11 +79,11 @@ def finetune(
       init: the checkpoint to fine-tune, or a model.
       workdir: folder of results, predictions, checkpoints and pictures. A run that is there
         resumes.
-      train: training examples in memory, in place of the file `config.data.train`: dictionaries
+      train: training examples in memory, where `config.data.train` is empty: dictionaries
         with the columns that `config.data` names, in a list or any iterable; a dictionary of
         columns; a data frame of pandas or polars, a table of Arrow, or a `datasets.Dataset`. A run
         resumes with the same ones.
-      eval: held-out examples, as `train`, in place of `config.data.eval`.
+      eval: held-out examples, as `train`, where `config.data.eval` is empty.
       quiet: whether to print nothing and draw nothing.
 
     Raises:

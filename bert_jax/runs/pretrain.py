@@ -44,7 +44,8 @@ class PretrainingResult:
     """The result of a pretraining run.
 
     Attributes:
-      scores: losses (nats), accuracies and hidden_similarity on the held-out text, by name.
+      scores: by name, of the held-out text: losses (nats), accuracies, hidden_similarity and what
+        else the objective has; of a mixture also the losses of each text.
       baselines: of the scores that the objective has one of: of "mlm_loss" the unigram entropy of
         the held-out text, of "mlm_accuracy" the share of its most frequent token.
       checkpoint: the latest checkpoint.
@@ -81,8 +82,8 @@ def pretrain(
         differ from their defaults, and positions beyond 512 and those of `init` (learned ones are
         interpolated).
       fork: a run, "RUN" or "RUN@STEP", whose state to continue from in a new workdir: parameters,
-        optimizer, step and random key. Its model, its tokenizer and its optimizer's name stay;
-        it may have more positions.
+        optimizer, step and random key. `config` must have the model and the optimizer's name of
+        that run, but for dropouts, how it computes, and more positions. Not with `init`.
       texts: documents in memory, in place of `config.data.source`: texts, or dictionaries with a
         text in `config.data.text_field`, in a list or any iterable, or a table as `finetune` takes.
         They are written to `texts.jsonl` in the workdir; a run resumes with the same ones.
@@ -336,10 +337,11 @@ def _final_scores(run: Run, stage: loop.Stage, state: TrainState) -> dict[str, f
         has_same_rows = config.get("eval_rows") == run.config.eval_rows
         return checkpoint.read_scores(run.last_checkpoint) if has_same_rows else None
 
-    if scores := hosts.result_from_main(saved):  # another host may not see the files yet
-        return scores
-    with console.working("evaluating", says_end=False):
-        return stage.evaluate(state)
+    scores = hosts.result_from_main(saved)  # another host may not see the files yet
+    if not scores:
+        with console.working("evaluating", says_end=False):
+            scores = stage.evaluate(state)
+    return {name: value for name, value in scores.items() if name != "sequences_per_second"}
 
 
 def _trained_bert(run: Run, state: TrainState) -> Bert | None:

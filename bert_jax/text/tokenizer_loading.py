@@ -41,7 +41,8 @@ _SPECIAL_TOKENS, _DECODER = "special_tokens_map.json", "added_tokens_decoder"
 _ADDITIONAL = ("additional_special_tokens", "extra_special_tokens")
 # Classes of `transformers` that a tokenizer.json is for as it is, whatever the settings say.
 _GENERIC = ("PreTrainedTokenizer", "TokenizersBackend")
-NAMES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt")
+_PARTS = ("vocab.json", "merges.txt")  # of one vocabulary
+NAMES = ("tokenizer.json", "vocab.txt", *_PARTS)
 NAMES += (_SETTINGS, _ADDED_TOKENS, _SPECIAL_TOKENS)
 # Settings of Japanese tokenizers, with the only values that are read: those of BERT.
 _WORDS = {"word_tokenizer_type": "basic", "subword_tokenizer_type": "wordpiece"}
@@ -59,6 +60,8 @@ def load(path: str | Path, *, lowercase: bool = True) -> Tokenizer:
         paths = [*sorted(path.glob("*.model")), *(path / name for name in NAMES)]
     else:
         beside = (_SETTINGS, _ADDED_TOKENS, _SPECIAL_TOKENS)
+        if path.name in _PARTS:
+            beside += _PARTS
         paths = [path, *(path.with_name(name) for name in beside)]
     with _reading(str(path)):
         files = {p.name: p.read_bytes() for p in paths if p.is_file()}

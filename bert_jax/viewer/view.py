@@ -38,13 +38,15 @@ class AttentionView:
       second_start: index of the first token of the second text; L for a single text.
       maps: attention probabilities by query and key, [layers, heads, L, L] float32.
       queries, keys: of each head, [layers, heads, L, K] float32.
-      position_scores: the relative positions' term of the scores before they are divided by √K,
-        [layers, heads, L, L]; None without relative positions.
+      position_scores: what is added to the scores before they are divided by √K, by relative
+        positions or by the window of a local layer (very negative outside it, 0 in other layers),
+        [layers, heads, L, L]; None without both.
       hidden_states: the embeddings and the output of each layer, [layers + 1, L, D] float32.
       guesses: for the index of each [MASK], the most probable tokens as (token, probability) by the
         masked LM head on the embeddings and on each layer; empty without masks, and of an ELECTRA
         whose generator has layers of its own.
-      prediction: of a fine-tuned model, as in `Bert.predict`; None of a pretrained one.
+      prediction: of a fine-tuned model, as in `Bert.predict`; None of a pretrained one, and where
+        the task does not take such texts.
       is_truncated: whether the text is longer than the model's positions.
 
     >>> view = getfixture("tiny_bert").attention("A river bank.")

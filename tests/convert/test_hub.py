@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from fake_hub import TOKEN
@@ -201,6 +202,20 @@ def test_an_export_is_uploaded_and_downloaded_again(hub, tmp_path, monkeypatch, 
     hub.private.clear()
     with refused("hf:me/new is public", "--private makes new models alone private"):
         bert.export("hf:me/new", force=True, private=True)
+
+
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of huggingface_hub 2.4
+def test_an_upload_that_failed_is_repeated(hub, monkeypatch):
+    """The model that it made on the hub has no files."""
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    bert = bert_jax.load(GOLDEN / "bert")
+    with monkeypatch.context() as patch:
+        patch.setattr("huggingface_hub.HfApi.upload_folder", Mock(side_effect=OSError("reset")))
+        with refused("hf:me/new cannot be uploaded (reset); repeat it"):
+            bert.export("hf:me/new")
+    assert hub.models == {"me/new": [{}]}
+    bert.export("hf:me/new")
+    assert "model.safetensors" in hub.models["me/new"][-1]
 
 
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of huggingface_hub 2.4

@@ -507,6 +507,7 @@ def test_letters_are_learned(tmp_path):
         assert tokenizer.vocab_size == result.bert.config.vocab_size == 10
         assert len(tokenizer.encode([lines[0]])[0]) == 81  # with the start of the sequence
         assert set(result.baselines) == {"mlm_loss", "mlm_accuracy"}
+        assert "sequences_per_second" not in result.scores  # so that equal runs are equal
 
 
 def test_a_text_of_which_little_can_be_learned_warns(tiny_config, tmp_path, capfd):

@@ -1,10 +1,11 @@
 """Embeddings: examples of every form, scores against their definitions, a small run."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
-from helpers import model_config, refused
+from helpers import model_config, refused, untrained
 from scipy import stats
 from sklearn.metrics import ndcg_score
 
@@ -14,6 +15,7 @@ from bert_jax.config import DataFiles, EmbeddingConfig, FinetuneConfig, Optimize
 from bert_jax.config.settings import override
 from bert_jax.config.validation import validate_finetuning
 from bert_jax.errors import UserError
+from bert_jax.inference.embeddings import embedding_identity
 from bert_jax.tasks.datasets import load_datasets, read_examples
 from bert_jax.tasks.embedding import Embedding, EmbeddingTaskConfig
 from bert_jax.tasks.examples import Example
@@ -295,6 +297,18 @@ def test_a_ranking_loss_trains_on_no_pair_that_is_apart(tmp_path):
     config.data = DataFiles(text="query,passage", label="label")
     with refused("train[0] has no column 'label'"):
         load_datasets(config, train=plain)
+
+
+def test_vectors_of_windows_depend_on_whether_each_is_normalized(tiny_bert):
+    def identity(max_length: int, *, normalize: bool) -> dict:
+        bert, embedding = untrained(tiny_bert, "embedding"), EmbeddingConfig(normalize=normalize)
+        task = EmbeddingTaskConfig(embedding=embedding)
+        model = Embedding(task).model(bert.config)
+        data = DataFiles(max_length=max_length)
+        return embedding_identity(dataclasses.replace(bert, task=task, model=model, data=data))
+
+    assert identity(32, normalize=True) == identity(32, normalize=False)
+    assert identity(64, normalize=True) != identity(64, normalize=False)
 
 
 def test_a_label_that_no_one_gave_is_not_written(tmp_path):

@@ -738,3 +738,13 @@ def test_tokens_of_one_character_have_its_offsets():
         tokenizer.decode([i for i, span in zip(ids, offsets, strict=True) if span == (2, 3)])
         == "🎻"
     )
+
+
+@pytest.mark.parametrize("name", ["", "vocab.json", "merges.txt"])
+def test_a_byte_bpe_is_read_from_either_of_its_files(name, tmp_path):
+    made = tokenizer_training.train(SENTENCES, TokenizerConfig(kind="byte_bpe"), 280)
+    model = json.loads(made.files()["tokenizer.json"])["model"]
+    merges = [" ".join(pair) for pair in model["merges"]]
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]))
+    assert tokenizer_loading.load(tmp_path / name).vocab_size == made.vocab_size

@@ -111,6 +111,12 @@ def test_long_texts_are_truncated(tiny_bert):
         view = tiny_bert.attention("the " * 80, "the bank")
     assert view.tokens[-2:-1] == tiny_bert.attention("bank").tokens[-2:-1]
     assert not tiny_bert.attention("the", "the").is_truncated
+    # Of a classifier that reads single texts in windows, too: a pair is truncated.
+    classifier = untrained(tiny_bert, "classification", ("a", "b"))
+    data = dataclasses.replace(classifier.data, text="a,b", max_length=64)
+    classifier = dataclasses.replace(classifier, data=data)
+    with pytest.warns(UserWarning, match="the text is longer"):
+        assert classifier.attention("the " * 80, "the bank").prediction["label"] in "ab"
 
 
 @pytest.mark.parametrize(
