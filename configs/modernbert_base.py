@@ -3,8 +3,8 @@
     bert-jax pretrain --config=modernbert_base --config.data.source='text/*.txt' \
         --workdir=runs/modernbert
 
-For less text, give fewer steps, and phases with steps of their own; the header of a run lists them.
-Raise `optimizer.microbatches`, to at most 24 on 8 devices, and set `model.remat`, until
+For less text, give fewer steps, phases with steps of their own, and `optimizer.warmup_fraction` and
+`optimizer.decay_fraction`, which are steps here; the header of a run lists them. Raise `optimizer.microbatches`, to at most 24 on 8 devices, and set `model.remat`, until
 `bert-jax plan` says that a step fits: the memory of plain attention grows with the square of the
 length. The result stays the same.
 

@@ -5,7 +5,7 @@
 Each relevant passage of FILE becomes a line of JSON with the query, the passage and the negatives:
 the passages that FILE has as not relevant, then the texts of INDEX nearest to the query, but for
 those that FILE has as relevant. The index must have the passages as FILE has them. The line that is
-printed has the flags that train on them.
+printed has the flags that train on them; a held-out file of its own needs the same columns.
 """
 
 import argparse
@@ -86,7 +86,8 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     print(
         f"{args.output}: {console.counted(count, 'relevant passage')} with "
         f"{console.counted(args.negatives, 'negative')} each; to train on them: "
-        f"--config.data.train={console.quoted(args.output)} --config.data.text={names}"
+        f"--config.data.train={console.quoted(args.output)} --config.data.eval=none "
+        f"--config.data.text={names}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Every setting of a run, with the defaults of BERT-base as released.
+"""Every setting of a run; those of model and optimizer have the defaults of BERT-base as released.
 
 Each field says what it is, what it accepts and whether a run may resume with another value.
 `validation.py` checks fields against each other.
@@ -133,9 +133,9 @@ class Phase:
     start: float = setting(0.5, "first step, or below 1 its share of all steps", SHARE_OR_STEPS)
     max_length: int = setting(0, "tokens a sequence; 0: data's", NOT_NEGATIVE)
     batch_size: int = setting(0, "sequences a step, over all devices; 0: data's", NOT_NEGATIVE)
-    max_predictions: int = setting(0, "masked positions; 0 for mask_fraction of all", NOT_NEGATIVE)
+    max_predictions: int = setting(0, "masked positions, at most; 0: no limit", NOT_NEGATIVE)
     mask_fraction: float = setting(0.0, "share of tokens to predict; 0: data's", SHARE_OR_ALL)
-    learning_rate: float = setting(0.0, "peak learning rate; 0: optimizer's", NOT_NEGATIVE)
+    learning_rate: float = setting(0.0, "rate that the schedule scales; 0: run's", NOT_NEGATIVE)
     global_rope_theta: float = setting(0.0, "rotary base, global layers; 0: model's", NOT_NEGATIVE)
 
 
@@ -176,7 +176,7 @@ class DataConfig:
     packing: bool = setting(False, "pack several pairs into one sequence")
     short_fraction: float = setting(0.1, "share of documents with shorter pairs", SHARE)
     mask_fraction: float = setting(0.15, "share of tokens to predict", POSITIVE_SHARE)
-    max_predictions: int = setting(0, "masked positions; 0 for mask_fraction of all", NOT_NEGATIVE)
+    max_predictions: int = setting(0, "masked positions, at most; 0: no limit", NOT_NEGATIVE)
     whole_word_masking: bool = setting(False, "mask whole words")
 
 
@@ -344,7 +344,9 @@ class TaskConfig:
 
     kind: str = setting("classification", f"kind of task: {', '.join(TASKS)}")
     glue: str = setting("", "one of GLUE's nine tasks by name: its columns, labels and metrics")
-    labels: tuple[str, ...] = setting((), "labels in the order of the head; empty: from the data")
+    labels: tuple[str, ...] = setting(
+        (), "labels in the head's order; empty: its own, or the data's"
+    )
     metrics: tuple[str, ...] = setting((), "scores that choose the best checkpoint by their mean")
     stride: int = setting(0, "tokens from a window to the next; 0: half of one", NOT_NEGATIVE)
     window_confidence: float = setting(
@@ -369,7 +371,7 @@ class DataFiles:
     eval_fraction: float = setting(0.1, "share of the training examples held out", SHARE)
     text: str = setting("sentence", "column of the text; two of a pair, comma separated")
     label: str = setting("label", "column of the label")
-    max_length: int = setting(128, "tokens of a text, at most; beyond the positions in windows")
+    max_length: int = setting(128, "tokens of a text or a pair, at most; a text may be in windows")
     batch_size: int = setting(32, "examples a step, over all devices")
 
 

@@ -42,7 +42,7 @@ class Stage:
       batch_size: sequences of a step, over all devices.
       max_predictions: masked positions of a sequence, at most.
       mask_fraction: the share of tokens to predict.
-      learning_rate: the highest rate.
+      learning_rate: the rate, of which the schedule leaves a share.
       global_rope_theta: the rotary base of global layers; 0 for a model without.
       first_step: the number of steps before it.
       end: the number of steps at its end.
@@ -143,7 +143,7 @@ def _resolve(config: TrainConfig, stage: Stage, end: int) -> Stage:
 
 
 def default_predictions(max_length: int, mask_fraction: float) -> int:
-    """Return the masked positions of a sequence: 20 at length 128 and 77 at 512, for 15%."""
+    """Return room for the masked positions of a sequence: 20 at length 128, 77 at 512, for 15%."""
     return max(1, -int(-max_length * mask_fraction // 1))
 
 

@@ -45,6 +45,8 @@ from bert_jax.text.tokenizer import Tokenizer
 class ModernBertConfig(ModelConfig):
     """The settings of a ModernBERT, by default those of the published models but for its size.
 
+    `classifier_pooling` too has another default, that of `transformers`; the published have "mean".
+
     >>> ModernBertConfig(num_hidden_layers=4).position_embedding_type
     'rotary'
     """

@@ -57,9 +57,9 @@ def _exchange(class_prefix: str) -> Exchange:
 class Roberta(Bert):
     """RoBERTa: its texts are joined by two separators, and it is pretrained without pairs.
 
-    Both texts of a pair have token type 0, whatever `type_vocab_size` is. The MLM head has the erf
-    GELU, whatever `hidden_act` is. Source: `transformers`, the tokenizers'
-    `RobertaTokenizer.create_token_type_ids_from_sequences`, and `RobertaLMHead`.
+    Both texts of a pair have token type 0, whatever `type_vocab_size` is, unless `pair_token_types`
+    is 2. The MLM head has the erf GELU, whatever `hidden_act` is. Source: `transformers`, the
+    tokenizers' `RobertaTokenizer.create_token_type_ids_from_sequences`, and `RobertaLMHead`.
     """
 
     pretrains_on_pairs = False

@@ -108,7 +108,8 @@ class Pretraining(Objective):
     ) -> str:
         """Return why a run with these logged or evaluated means learns nothing, or "".
 
-        The loss is compared with its baseline after the `warmup` of the learning rate.
+        The loss is compared with its baseline after the `warmup` of the learning rate, and 1,000
+        steps at least.
         """
         similarity = values.get("hidden_similarity", 0.0)
         if similarity > _ALIKE:

@@ -16,7 +16,12 @@ from scipy import special
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.config.schedule import Stage
 from bert_jax.errors import refuse
-from bert_jax.models.architecture import architecture, make_encoder, num_token_types
+from bert_jax.models.architecture import (
+    architecture,
+    make_encoder,
+    num_separators,
+    num_token_types,
+)
 from bert_jax.models.encoder import EncoderOutput, gather_positions
 from bert_jax.models.layers import ACTIVATIONS, Dense, DropoutKey, LayerNorm, param
 from bert_jax.models.matmul import logits_from_embeddings
@@ -113,6 +118,17 @@ class BertForMaskedLM(nn.Module):
         return self.init(key, ids, ids, ids, ids)["params"]
 
 
+def check_separators(config: TrainConfig) -> None:
+    """Refuse sentence pairs for a model with other than one [SEP] between two texts."""
+    separators = num_separators(config.model)
+    refuse(
+        config.data.pairs != "none" and separators != 1,
+        f"data.pairs {config.data.pairs} puts one [SEP] between two texts, and the model has "
+        f"{separators}",
+        fix="set data.pairs to none, or model.pair_separators to 1",
+    )
+
+
 class MaskedLM(Pretraining):
     """The cross-entropy of masked tokens."""
 
@@ -145,6 +161,7 @@ class MaskedLM(Pretraining):
             fix="set data.pairs to none, or model.type_vocab_size to 2 where a bert has 1, or "
             "model.pair_token_types to 2 where it is 1",
         )
+        check_separators(config)
 
     def head_flops(self, stage: Stage) -> float:
         return masked_lm_flops(self.config.model, stage)

@@ -37,7 +37,7 @@ class Masking:
     """Google's masking for sequences of one length."""
 
     counts: np.ndarray  # [L + 1], how many positions to predict, by the number of tokens
-    max_predictions: int  # the largest of them, P
+    max_predictions: int  # P; none of them is larger
     vocab_size: int  # of the tokenizer; a random replacement is any of its tokens
     special_ids: tuple[int, ...]  # tokens that are never chosen
     mask_id: int  # replaces `mask_share` of the chosen tokens

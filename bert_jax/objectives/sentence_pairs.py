@@ -21,7 +21,12 @@ from bert_jax.models.architecture import architecture, num_token_types
 from bert_jax.models.encoder import EncoderOutput
 from bert_jax.models.layers import Dense
 from bert_jax.objectives.base import cross_entropy
-from bert_jax.objectives.masked_lm import BertForMaskedLM, MaskedLM, MaskedLMOutput
+from bert_jax.objectives.masked_lm import (
+    BertForMaskedLM,
+    MaskedLM,
+    MaskedLMOutput,
+    check_separators,
+)
 from bert_jax.text.sentences import MAX_DOCUMENT_SENTENCES
 from bert_jax.text.store import Corpus
 from bert_jax.training.objective import Batch, Figure, Metrics, Weights
@@ -93,6 +98,7 @@ class SentencePairs(MaskedLM):
                 f"data.pairs {pairs} needs a model.{name}; set it, or data.pairs to none and "
                 "objective to auto"
             )
+        check_separators(config)
 
     def head_flops(self, stage: Stage) -> float:
         return super().head_flops(stage) + 6.0 * self.config.model.hidden_size**2

@@ -288,17 +288,15 @@ def model_config(
 ) -> ModelConfig:
     """Return the config of `init`, but for how it computes and for what the user has set.
 
-    The dropout rates that differ from the defaults count. `fields` are the dotted names of what the
-    command line has set; None is for a config from Python, where more positions count too.
+    Of the config these are dropout rates that differ from the defaults, and positions beyond the
+    defaults and those of `init`. `fields` are the dotted names of what the command line has set.
     """
     default = type(config)()
     own = [name for name in weights.DROPOUTS if getattr(config, name) != getattr(default, name)]
-    if fields is None:
-        longest = config.max_position_embeddings
-        if max(default.max_position_embeddings, init.config.max_position_embeddings) < longest:
-            own.append("max_position_embeddings")
-    else:
-        own += [name.removeprefix(_MODEL) for name in fields if name.startswith(_MODEL)]
+    longest = config.max_position_embeddings
+    if max(default.max_position_embeddings, init.config.max_position_embeddings) < longest:
+        own.append("max_position_embeddings")
+    own += [name.removeprefix(_MODEL) for name in fields or () if name.startswith(_MODEL)]
     kept = {name: getattr(config, name) for name in {*weights.COMPUTATION, *own}}
     if not kept.get("vocab_size"):  # 0 is the size that the checkpoint has
         kept.pop("vocab_size", None)

@@ -20,13 +20,14 @@ def rate_by_step(schedule: RateSchedule) -> optax.Schedule:
     """Return the learning rate by step: linear warm-up, then what `schedule.kind` says.
 
     - "linear", to 0 at `steps`, as in google-research/bert `optimization.py`: the decay counts from
-      step 0, so that the rate drops where warm-up ends. The first step, at rate 0, changes nothing.
+      step 0, so that the rate drops where warm-up ends. The first step of a warm-up, at rate 0,
+      changes nothing.
     - "cosine", to 0 at `steps`. Source: Loshchilov and Hutter 2017, without restarts.
     - "constant".
     - "wsd": constant, and in the last steps 1 - sqrt of the share of them that is done. Source:
       Hägele et al. 2024, section 4, and Warner et al. 2024.
 
-    Each of `schedule.peaks` is the highest rate from its step on.
+    Each of `schedule.peaks` is the rate, of which this leaves a share, from its step on.
     """
     steps, warmup, decay = schedule.steps, schedule.warmup, schedule.decay
 

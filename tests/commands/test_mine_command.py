@@ -25,7 +25,7 @@ def test_negatives_are_the_nearest_texts_that_are_not_relevant(index, bert_jax_m
     printed = bert_jax_main("mine", "pairs.tsv", "my.index", *FLAGS)
     assert printed == (
         "mined.jsonl: 3 relevant passages with 2 negatives each; to train on them: "
-        "--config.data.train=mined.jsonl "
+        "--config.data.train=mined.jsonl --config.data.eval=none "
         "--config.data.text=query,passage,negative1,negative2\n"
     )
     rows = [json.loads(line) for line in (tmp_path / "mined.jsonl").read_text().splitlines()]

@@ -95,6 +95,9 @@ def test_a_collapsed_run_warns_once_at_its_first_evaluation(
     assert capsys.readouterr().out.count("the hidden states of all tokens are alike") == 1
 
 
+TWO_SEPARATORS = ModelConfig(pair_separators=2, pair_token_types=2)
+
+
 @pytest.mark.parametrize(
     ("objective", "model", "pairs", "key_words"),
     [
@@ -108,6 +111,8 @@ def test_a_collapsed_run_warns_once_at_its_first_evaluation(
         ("masked_lm", ElectraConfig(), "none", "no checkpoint of model.model_type electra has"),
         ("masked_lm", ModelConfig(type_vocab_size=1), "nsp", "one token type for both texts"),
         ("masked_lm", ModelConfig(pair_token_types=1), "sop", "pair_token_types to 2 where it"),
+        ("auto", TWO_SEPARATORS, "nsp", "puts one [SEP] between two texts, and the model has 2"),
+        ("masked_lm", TWO_SEPARATORS, "sop", "or model.pair_separators to 1"),
         ("masked_ml", ModelConfig(), "none", "choose auto or one of masked_lm"),
     ],
 )

@@ -178,7 +178,8 @@ def test_weights_with_more_positions(tiny_config, stopped, tmp_path, printed):
     assert "positions  32 learned positions, interpolated to 48" in printed
     assert run.config.model.max_position_embeddings == 48
     config.model.max_position_embeddings = 600
-    assert origin.model_config(bert, config.model).max_position_embeddings == 600
+    for fields in (None, (), ["model.dtype"]):  # from Python, and of a recipe on a command line
+        assert origin.model_config(bert, config.model, fields).max_position_embeddings == 600
     config.model.max_position_embeddings = 16
     assert origin.model_config(bert, config.model).max_position_embeddings == 32
     init = {"init": stopped, "fields": ["model.max_position_embeddings"]}
