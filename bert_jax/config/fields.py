@@ -344,9 +344,7 @@ class TaskConfig:
 
     kind: str = setting("classification", f"kind of task: {', '.join(TASKS)}")
     glue: str = setting("", "one of GLUE's nine tasks by name: its columns, labels and metrics")
-    labels: tuple[str, ...] = setting(
-        (), "labels in the head's order; empty: its own or the data's"
-    )
+    labels: tuple[str, ...] = setting((), "labels by output; empty: the head's, or the data's")
     metrics: tuple[str, ...] = setting((), "scores that choose the best checkpoint by their mean")
     stride: int = setting(0, "tokens from a window to the next; 0: half of one", NOT_NEGATIVE)
     window_confidence: float = setting(
