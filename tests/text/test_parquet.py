@@ -194,7 +194,7 @@ def test_a_task_of_numbers_has_those_of_the_classes(tmp_path):
     for kind, text, labels in (
         ("classification", "a,b", ["?apart", "alike", "2"]),
         ("regression", "a,b", [0.0, 1.0, 2.0]),
-        ("embedding", "a,b", [0.0, 1.0, 1.0]),
+        ("embedding", "a,b", [0.0, 1.0, 2.0]),
         ("reranker", "a,b", [(0.0,), (1.0,), (2.0,)]),
     ):
         task = make_task(task_class(kind).settings(kind))
