@@ -4,9 +4,10 @@
         --workdir=runs/modernbert
 
 For less text, give fewer steps, phases with steps of their own, and `optimizer.warmup_fraction` and
-`optimizer.decay_fraction`, which are steps here; the header of a run lists them. Raise `optimizer.microbatches`, to at most 24 on 8 devices, and set `model.remat`, until
-`bert-jax plan` says that a step fits: the memory of plain attention grows with the square of the
-length. The result stays the same.
+`optimizer.decay_fraction`, which are steps here; the header of a run lists them. Raise
+`optimizer.microbatches`, to at most 24 on 8 devices, and set `model.remat`, until `bert-jax plan`
+says that a step fits: the memory of plain attention grows with the square of the length. The result
+stays the same.
 
 Batches grow during the first 50 B tokens, and the rate falls in the last 50 B. In the original the
 output of attention has a dropout of 0.1 at length 1,024.

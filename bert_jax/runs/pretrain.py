@@ -121,13 +121,7 @@ def start(
     settings.check_class(config, TrainConfig)
     config = settings.check(config)
     hosts.check_same_command(config, {"workdir": workdir, "init": init, "fork": fork})
-    folder = hosts.run_on_all_hosts(lambda: mirror.open_workdir(workdir, jax.process_index()))
-    workdirs.check_path(folder)
-    found = hosts.run_on_all_hosts(lambda: workdirs.read(folder, TrainConfig))
-    hosts.check_same(
-        {"--workdir's checkpoints": found.steps, "--workdir's run": found.config is not None},
-        "give a folder that all hosts share, and start again once each of them sees its files",
-    )
+    found = _read_workdir(workdir)
     if texts is not None:  # of which the origin may add words to a vocabulary
         config, found = workdirs.with_texts(texts, config, found)
     parts = run_text.find(config.data.source)
@@ -159,11 +153,8 @@ def start(
     if setup and hosts.count() == 1 and origin.kind == "new":
         # Compiled while the text is prepared. Python waits for it before it exits.
         state = ThreadPoolExecutor(1).submit(setup.new_state)
-    # The record of a text has the size that was asked for, which a run that resumes asks for again.
-    was_open = found.results.get("has_open_vocabulary", False)
-    asked = _with_vocab_size(config, 0) if was_open else config
     is_new = not run_text.has_store(found)
-    corpus = corpus or run_text.read(asked, parts, origin.tokenizer, found)
+    corpus = corpus or run_text.read(config, parts, origin.tokenizer, found)
     with run_text.removed_if_refused(found, is_new=is_new):
         if is_open:  # the text may have fewer tokens than were asked for
             config = _with_vocab_size(config, corpus.tokenizer.vocab_size)
@@ -172,7 +163,7 @@ def start(
         objective.check_text(corpus)
         workdirs.check_text(found, corpus.fingerprint)
     setup = setup or set_up(objective.model, config, schedule.rate, mesh)
-    workdirs.check_shared(folder)
+    workdirs.check_shared(found.path)
     return Run(
         config=config,
         has_open_vocabulary=is_open,
@@ -186,6 +177,18 @@ def start(
         setup=setup,
         new_state=state.result if state else setup.new_state,
     )
+
+
+def _read_workdir(workdir: AnyPath) -> workdirs.Workdir[TrainConfig]:
+    """Return what a workdir holds, which all hosts see alike."""
+    folder = hosts.run_on_all_hosts(lambda: mirror.open_workdir(workdir, jax.process_index()))
+    workdirs.check_path(folder)
+    found = hosts.run_on_all_hosts(lambda: workdirs.read(folder, TrainConfig))
+    hosts.check_same(
+        {"--workdir's checkpoints": found.steps, "--workdir's run": found.config is not None},
+        "give a folder that all hosts share, and start again once each of them sees its files",
+    )
+    return found
 
 
 def _expected_vocab_size(

@@ -28,6 +28,10 @@ def read(
 ) -> Corpus:
     """Return the text, which the first host prepares for all, or each if they share no disk."""
     folder = workdir.path / _STORE
+    # Its record has the size of the vocabulary that was asked for, so that is asked for again.
+    if workdir.results.get("has_open_vocabulary"):
+        model = dataclasses.replace(config.model, vocab_size=0)
+        config = dataclasses.replace(config, model=model)
 
     def read_own() -> Corpus:
         try:
