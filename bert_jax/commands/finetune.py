@@ -8,7 +8,6 @@ it is started as `bert-jax pretrain` is.
 """
 
 import argparse
-import os
 
 from bert_jax.commands import process
 from bert_jax.commands.flags import Parser, add_config, add_run, read_config
@@ -30,10 +29,10 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
         f"data.eval_fraction {data.eval_fraction} has no effect beside data.eval {data.eval}",
         fix="leave it out, or set data.eval=none to hold out a part of the training examples",
     )
-    train = os.path.expanduser(data.train)
+    from bert_jax.tasks import glue
+
     refuse(
-        recipe.config.task.glue
-        and (not train or os.path.isdir(train))
+        glue.has_own_sources(recipe.config.task.glue, data.train)
         and "data.eval_fraction" in recipe.fields,
         f"data.eval_fraction {data.eval_fraction} has no effect on a task of GLUE, which has "
         "held-out examples of its own",

@@ -144,7 +144,7 @@ def _sources(
     )
     if given_train is not None:
         return given_train, evals, tests
-    if config.task.glue and (not train or os.path.isdir(os.path.expanduser(train))):
+    if glue.has_own_sources(config.task.glue, train):
         train, usual_evals, usual_tests = glue.sources(config.task.glue, train)
         evals, tests = evals or usual_evals, tests or usual_tests
     if not train:

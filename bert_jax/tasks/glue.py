@@ -80,6 +80,11 @@ def completed(task: TaskConfig) -> TaskConfig:
     return dataclasses.replace(task, labels=labels, metrics=metrics)
 
 
+def has_own_sources(name: str, train: str) -> bool:
+    """Return whether a task's usual files are read, which `train` is a folder of, or TFDS's."""
+    return bool(name) and (not train or os.path.isdir(os.path.expanduser(train)))
+
+
 def sources(name: str, folder: str = "") -> tuple[str, dict[str, str], dict[str, str]]:
     """Return the training, held-out and test sources, in a folder (test optional) or TFDS."""
     parts = layout(name).parts
