@@ -37,7 +37,7 @@ def add_arguments(parser: Parser) -> None:
     what = "column of the relevance, 0 for none; without it the first passage is relevant (label)"
     add("--label", default="label", help=what)
     add("--negatives", type=int, default=7, help="for each relevant passage (7)")
-    what = "nearest texts to leave out, which may answer the query without a label (0)"
+    what = "nearest texts to leave out that FILE does not list, as they may answer the query (0)"
     add("--skip", type=int, default=0, help=what)
     what = "the model that the index was made with, if it is elsewhere now"
     add("--checkpoint", metavar="CHECKPOINT", help=what)
@@ -104,14 +104,14 @@ def _write(
     for start in range(0, len(queries), _QUERIES):
         asked = queries[start : start + _QUERIES]
         relevant = [[t for t, value in judged[query].items() if value > 0] for query in asked]
-        # A query and its own passages are no negatives, whatever their white space.
-        excluded = [
-            {*map(_plain, (query, *own))} for query, own in zip(asked, relevant, strict=True)
-        ]
+        # A query and what the file has judged are not mined, whatever their white space.
+        excluded = [{*map(_plain, (query, *judged[query]))} for query in asked]
         nearest = _nearest_others(index, asked, excluded, skip + negatives)
-        for query, own, no, texts in zip(asked, relevant, excluded, nearest, strict=True):
+        for query, own, texts in zip(asked, relevant, nearest, strict=True):
+            positive = {*map(_plain, (query, *own))}
+            irrelevant = [text for text, value in judged[query].items() if not value]
             # Those of the file first, which somebody has judged.
-            known = [t for t, value in judged[query].items() if not value and _plain(t) not in no]
+            known = [text for text in irrelevant if _plain(text) not in positive]
             chosen = _distinct([*known, *texts[skip:]])[:negatives]
             if len(chosen) < negatives:
                 raise UserError(

@@ -46,6 +46,15 @@ def test_negatives_are_the_nearest_texts_that_are_not_relevant(index, bert_jax_m
     assert last["negative1"] == rows[-1]["negative2"]
 
 
+def test_texts_that_are_skipped_are_none_that_the_file_has(index, bert_jax_main, tmp_path):
+    near = [hit.text for hit in index.search("river", 5) if hit.text != TEXTS[0]]
+    rows = ["query\tpassage\tlabel", f"river\t{TEXTS[0]}\t1", f"river\t{near[0]}\t0"]
+    (tmp_path / "pairs.tsv").write_text("\n".join(rows) + "\n")
+    bert_jax_main("mine", "pairs.tsv", "my.index", *FLAGS, "--skip=1")
+    values = json.loads((tmp_path / "mined.jsonl").read_text())
+    assert (values["negative1"], values["negative2"]) == (near[0], near[2])
+
+
 def test_texts_that_differ_in_spaces_alone_are_the_same(
     tiny_bert, tmp_path, monkeypatch, bert_jax_main
 ):
