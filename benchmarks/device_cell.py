@@ -130,7 +130,7 @@ def kernels(folder: Path) -> list[tuple[str, float]]:
 def _check_estimate(config: TrainConfig, stage: Stage) -> None:
     """Raise a MemoryError if the batch cannot fit, which compiling it would take a minute to say.
 
-    The estimate was 0.89 to 1.01 of what the compiler says (`costs.estimate_cost`).
+    The estimate was 0.91 to 1.01 of what the compiler says (`costs.estimate_cost`).
     """
     import jax
 

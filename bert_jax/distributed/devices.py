@@ -119,17 +119,20 @@ def kept_activations(
     """Return the bytes that a device keeps of an encoder's forward pass for the backward pass.
 
     They are the input of each layer and, unless it is recomputed, the operands of its matmuls and
-    its attention map, with dropout a second one. Fused attention has no map.
+    its attention map, with dropout a second one. Fused attention has no map. With dropout an H200
+    kept a third one and a byte of each pair (benchmarks/records/2026-11-28-h200).
     """
     size, layers, tensor = model.hidden_size, model.num_hidden_layers, mesh.shape["tensor"]
+    platform, itemsize = mesh.devices.flat[0].platform, jnp.dtype(model.dtype).itemsize
     width = size
     if not recomputes:
-        maps = 1 + (model.attention_probs_dropout_prob > 0)
-        keys = _keys_in_maps(model, mesh.devices.flat[0].platform, stage.max_length)
+        has_dropout = model.attention_probs_dropout_prob > 0
+        maps = 1 + has_dropout + has_dropout * (platform == "gpu") * (1 + 1 / itemsize)
+        keys = _keys_in_maps(model, platform, stage.max_length)
         attention_maps = maps * model.num_attention_heads * keys / layers
         width = 2 * size + (4 * size + attention_maps + model.intermediate_size) / tensor
     tokens = stage.batch_size * stage.max_length / (microbatches * num_batch_shards(mesh))
-    return tokens * layers * width * jnp.dtype(model.dtype).itemsize
+    return tokens * layers * width * itemsize
 
 
 def _keys_in_maps(model: ModelConfig, platform: str, length: int) -> int:

@@ -24,8 +24,8 @@ def estimate_cost(config: TrainConfig, stage: Stage, setup: Setup) -> dict[str, 
 
     The temporaries are the gradients and the activations that are kept for them; with microbatches
     also the gradients' sum; the logits; and of ZeRO 3 the gathered parameters, which the gradients
-    need again unless a layer is recomputed. They lack what the compiler adds. The total of seven
-    steps was 0.89 to 1.01 of that on an H200 (benchmarks/records/2026-11-26-h200 and -matmuls).
+    need again unless a layer is recomputed. They lack what the compiler adds. The total of
+    sixteen steps was 0.91 to 1.01 of that on an H200 (benchmarks/records/2026-11-28-h200).
     """
     state, mesh = setup.abstract_state, setup.layout.mesh
     microbatches = config.optimizer.microbatches

@@ -152,7 +152,7 @@ def _compiled_topology(kind: str, shape: str) -> Topology:
     if not chip.is_tpu:
         raise UserError(
             f"--compile for {name} needs a GPU and its compiler; leave it out: the formulas are "
-            "within 11% of an H200's memory"
+            "within 9% of an H200's memory"
         )
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(f"--compile for {name} needs the TPU compiler: pip install libtpu")
