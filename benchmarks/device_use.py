@@ -3,8 +3,9 @@
     python benchmarks/device_use.py FOLDER FIGURES [tiny]
 
 An encoder of MiniLM's size with random weights is written to the folder, is fine-tuned to classify
-short texts, and is trained on pairs at a batch of 8,192. Each is a line of JSON with its rate,
-written as soon as it is measured. Encoding is timed by encode_peers.py.
+short texts, and is trained on pairs at a batch of 8,192. Each is a line of JSON with
+its highest rate of some steps, written as soon as it is measured. Encoding is timed by
+encode_peers.py.
 """
 
 import argparse

@@ -1,10 +1,11 @@
 """A train step of transformers' BERT or ModernBERT in PyTorch, for peers.py, which starts it.
 
-AdamW (fused) with the gradient clipped, as its users train; masks are chosen beforehand, outside of
+AdamW (fused) with the gradient clipped as in the config; masks are chosen beforehand, outside of
 the time. `head` "full" scores every position, as transformers does; "masked" gathers the positions
 to be predicted first, which of the two only its ModernBERT can.
 """
 
+import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -87,6 +88,7 @@ def make_step(spec: Spec, device: torch.device) -> Callable[[], torch.Tensor]:
     is_modernbert = spec.model["model_type"] == "modernbert"
     model, loss_of = (make_modernbert if is_modernbert else make_bert)(spec, batch)
     model.to(device).train()
+    clip_norm = json.loads(spec.config)["optimizer"]["clip_norm"]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
     if spec.compile:
         loss_of = torch.compile(loss_of)
@@ -100,7 +102,8 @@ def make_step(spec: Spec, device: torch.device) -> Callable[[], torch.Tensor]:
         with choose_kernel(), torch.autocast(device.type, dtype=torch.bfloat16, enabled=narrow):
             loss = loss_of()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if clip_norm:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
         optimizer.step()
         optimizer.zero_grad()
         return loss.detach()

@@ -3,10 +3,11 @@
     python benchmarks/peers.py --config=base --config.data.batch_size=8 \\
         --peers=bert-jax,torch,torch-masked --dtypes=float32,bfloat16 --output=peers.json
 
-All have the model, batch size, precision and dropout of the config, and AdamW. Each runs in a
-process of its own, which waits while another runs. In a round each runs for `--seconds`. The ratio
-to bert-jax is taken in each round, and printed with its quartiles. With `--alone` a process ends
-before the next one starts, as on a GPU, whose memory each would take; a peer that fails is dropped.
+All have the model, batch size, precision and dropout of the config; bert-jax has its optimizer too,
+the others AdamW. Each runs in a process of its own, which waits while another runs. In a round each
+runs for `--seconds`. The ratio to bert-jax is taken in each round, and printed with its quartiles.
+With `--alone` a process ends before the next one starts, as on a GPU, whose memory each would take;
+a peer that fails is dropped.
 
 Peers: `torch`, transformers' BertForPreTraining or ModernBertForMaskedLM, eager; `torch-masked`,
 the same with its MLM head on the masked positions alone, as here; `torch-compiled` and

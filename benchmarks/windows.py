@@ -4,7 +4,8 @@
     python benchmarks/windows.py v5e:2x2    # memory of one layer's attention, compiled for a TPU
 
 A ModernBERT of 7 layers of 256 (3 global, 4 of a window of 128) and 2,048 tokens a step; of a TPU,
-a layer of ModernBERT-base and 16,384 tokens in bfloat16. The forms take turns.
+a layer of ModernBERT-base and 16,384 tokens in bfloat16. The forms take turns. A step is
+forward and backward, without an optimizer.
 """
 
 import sys

@@ -1,9 +1,10 @@
 """User-facing errors: a one-line message and an exit code each."""
 
+import contextlib
 import difflib
 import numbers
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 # Characters of what a message says is wrong, which may quote any value, and of its advice, which
 # may hold a command.
@@ -97,6 +98,22 @@ def refuse(condition: object, message: str, *, fix: str) -> None:
     """
     if condition:
         raise UserError(f"{message}; {fix}")
+
+
+@contextlib.contextmanager
+def naming(address: object, copy: object) -> Iterator[None]:
+    """Name an address in an error about the copy of what is there.
+
+    >>> with naming("gs://bucket/a", "/cache/a"):
+    ...     raise UserError("/cache/a/config.json is damaged")
+    Traceback (most recent call last):
+      ...
+    bert_jax.errors.UserError: gs://bucket/a/config.json is damaged
+    """
+    try:
+        yield
+    except UserError as error:
+        raise UserError(str(error).replace(str(copy), str(address))) from error
 
 
 def check_count(count: object, name: str) -> None:

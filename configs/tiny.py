@@ -1,4 +1,4 @@
-"""A tiny BERT on the documentation of Python's library: no download, two to six minutes.
+"""A tiny BERT on the documentation of Python's library: no download, one and a half to six minutes.
 
     python train.py
 

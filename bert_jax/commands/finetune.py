@@ -13,7 +13,7 @@ from bert_jax.commands import process
 from bert_jax.commands.flags import Parser, add_config, add_run, read_config
 from bert_jax.config import FinetuneConfig
 from bert_jax.errors import refuse
-from bert_jax.storage.paths import CHECKPOINT
+from bert_jax.storage.paths import CHECKPOINT, on_disk
 
 
 def add_arguments(parser: Parser) -> None:
@@ -22,6 +22,8 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace, words: list[str]) -> None:
+    if args.workdir:
+        on_disk(args.workdir)
     recipe = read_config(args.config, words, FinetuneConfig)
     data = recipe.config.data
     refuse(

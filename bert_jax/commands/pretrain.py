@@ -64,7 +64,7 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
         fit = partial(_fit, minutes=args.minutes, fields=recipe.fields, init=args.init)
         # Not with the recipe's steps: the user's warm-up may be longer.
         recipe = recipe._replace(config=time_budget.open_ended(recipe.config, recipe.fields))
-    recipe = recipe._replace(name="") if own else recipe
+    recipe = recipe._replace(name="that of the run") if own else recipe
     process.train("pretrain", args, recipe, fork=args.fork, fit=fit)
 
 

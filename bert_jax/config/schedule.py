@@ -4,7 +4,7 @@ The settings are what the user wrote, such as a share of all steps; a schedule i
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from bert_jax.config.fields import DataConfig, OptimizerConfig, TrainConfig
 from bert_jax.errors import UserError
@@ -189,7 +189,7 @@ def make_rate_schedule(
         and_decay = f" and optimizer.decay_fraction {decay:,}" if decay else ""
         raise UserError(
             f"optimizer.warmup_fraction is {warmup:,}{and_decay} of a run of {steps:,} steps; "
-            "lower them, or train for more steps"
+            "train for more steps, or lower them in a new run"
         )
     peaks = [(0, config.learning_rates[0])]
     for first_step, peak in later_peaks:
@@ -219,3 +219,51 @@ def config_of_step(config: TrainConfig, schedule: Schedule, step: int) -> TrainC
     return dataclasses.replace(
         config, model=model, data=dataclasses.replace(config.data, phases=phases)
     )
+
+
+def keep_begun_stages(
+    config: TrainConfig, saved: TrainConfig, done: int, *, set_anew: Collection[str] = ()
+) -> None:
+    """Set the first steps of stages that have begun, and the length warm-up, to those of a run.
+
+    A share of another number of steps would begin at another step, so the step at which a stage
+    has begun is kept. A start that `config` sets anew stays.
+
+    Args:
+      config: of the run that continues.
+      saved: the config that the first steps were done with.
+      done: the number of those steps.
+      set_anew: the dotted names of fields whose shares, if they differ, were set by the user.
+    """
+    before, now = make_schedule(saved), make_schedule(config)
+    config.data.length_warmup_fraction = _kept_start(
+        config.data.length_warmup_fraction,
+        saved.data.length_warmup_fraction,
+        first_steps=(before.length_warmup, now.length_warmup),
+        is_set_anew="data.length_warmup_fraction" in set_anew,
+    )
+    phases = list(config.data.phases)
+    stages = zip(before.main_stages[1:], now.main_stages[1:], strict=False)
+    for index, (was, stage) in enumerate(stages):
+        if was.first_step < max(done, 1):  # it has begun
+            start = _kept_start(
+                phases[index].start,
+                saved.data.phases[index].start,
+                first_steps=(was.first_step, stage.first_step),
+                is_set_anew="data.phases" in set_anew,
+            )
+            phases[index] = dataclasses.replace(phases[index], start=start)
+    config.data.phases = tuple(phases)
+
+
+def _kept_start(
+    start: float, saved: float, *, first_steps: tuple[int, int], is_set_anew: bool
+) -> float:
+    """Return a share of the steps, or its first step before if it is another one now.
+
+    A share that is not the saved one was set anew. Where a number of steps has become of that,
+    `is_set_anew` decides.
+    """
+    before, now = first_steps
+    is_same = start < 1 and (start == saved or (saved >= 1 and not is_set_anew))
+    return float(before) if is_same and now != before else start

@@ -226,8 +226,12 @@ def _read(cls: type, values: Any, prefix: str) -> Any:
     values = {name: value for name, value in values.items() if name not in dropped}
     unknown = sorted(set(values) - set(known))
     if unknown:
-        hint = nearest(unknown[0], known, "it was written by another version")
-        raise UserError(f"{prefix}unknown field {unknown[0]}; {hint}")
+        is_of_file = ": " in prefix
+        there = (
+            "it was written by another version" if is_of_file else f"there are {', '.join(known)}"
+        )
+        place = prefix.removesuffix(": ").removesuffix(".")
+        raise UserError(f"{place}: unknown field {unknown[0]}; {nearest(unknown[0], known, there)}")
     read = {name: _from_json(hints[name], v, prefix + name) for name, v in values.items()}
     for field in dataclasses.fields(cls):
         value = read.get(field.name)

@@ -53,7 +53,7 @@ def validate(config: TrainConfig) -> None:
         warmup and warmup >= min([*steps, config.steps]),
         f"data.length_warmup_fraction {data.length_warmup_fraction} is {warmup:,} steps, and must "
         "end before the next phase and the run",
-        fix="lower it",
+        fix="lower it, or raise steps in a run that has begun with it",
     )
     for number, phase in enumerate(schedule.main_stages):
         where = f"data.phases[{number - 1}]" if number else "data"
@@ -69,7 +69,7 @@ def validate(config: TrainConfig) -> None:
             phase.max_predictions > phase.max_length,
             f"{where}.max_predictions {phase.max_predictions} exceeds {where}.max_length "
             f"{phase.max_length}",
-            fix="lower it, or set 0 for mask_fraction",
+            fix="lower it, or set it to 0: as many as mask_fraction asks for",
         )
 
 
@@ -147,8 +147,8 @@ def _validate_positions(config: ModelConfig, where: str) -> None:
 def _validate_parallel(config: ParallelConfig) -> None:
     refuse(
         (config.data, config.fsdp, config.tensor).count(-1) > 1,
-        "two axes of parallel are -1, and only one can be what the others leave",
-        fix="set the other",
+        "several axes of parallel are -1, and only one can be what the others leave",
+        fix="set the others",
     )
     refuse(
         config.mode == "pmap" and (config.fsdp, config.tensor) != (1, 1),

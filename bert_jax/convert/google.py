@@ -10,7 +10,7 @@ from bert_jax.convert import names
 from bert_jax.convert.config_json import check_tokenizer, read_config
 from bert_jax.convert.names import Converted
 from bert_jax.convert.tensor_bundle import open_bundle
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, refuse
 from bert_jax.storage.json_files import read_json
 from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
@@ -46,6 +46,7 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
 
 def load_tokenizer(path: Path) -> Tokenizer:
     """Return the tokenizer of a directory, which lower-cases text if its vocabulary is so."""
+    refuse(not (path / "vocab.txt").exists(), f"{path} has no vocab.txt", fix="fetch it again")
     tokenizer = tokenizer_loading.load(path / "vocab.txt", lowercase=False)
     if _is_lowercase(tokenizer):
         return tokenizer_loading.load(path / "vocab.txt", lowercase=True)

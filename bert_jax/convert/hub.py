@@ -63,6 +63,7 @@ def fetch(name: str, *, weights: bool = True) -> Path:
         encoder = modules["Transformer"]
         need_weights = [modules[kind] for kind in ("Transformer", "Dense") if kind in modules]
     if not (encoder / "config.json").exists():
+        _refuse_offline(name)
         raise UserError(f"{name} has no config.json, so it is no model of transformers")
     values = read_json(encoder / "config.json", "choose another model")
     config_json.read_config(values, f"{name}: config.json")  # before a long download
@@ -76,6 +77,7 @@ def fetch(name: str, *, weights: bool = True) -> Path:
         with_weights = {(folder / file.filename).parent for file in found}
         is_whole = with_weights.issuperset(need_weights)
     if not is_whole:
+        _refuse_offline(name)
         raise UserError(
             f"{name} has no model.safetensors, and a pickle, which could run any code, is not "
             f"read; `hf download {repository} --revision={folder.name} --local-dir=DIR`, then "
@@ -94,6 +96,17 @@ def fetch(name: str, *, weights: bool = True) -> Path:
             work.n = max(0, _bytes_in(blobs) - before)
         download.result()
     return folder
+
+
+def _refuse_offline(name: str) -> None:
+    """Refuse a model of which the cache lacks a file, where the hub is not asked for it."""
+    from huggingface_hub import constants
+
+    refuse(
+        constants.HF_HUB_OFFLINE,
+        f"{name} is not whole in the cache {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE is set",
+        fix="unset it to download the model",
+    )
 
 
 def _warn_if_partial(name: str, folder: Path, values: Mapping[str, Any]) -> None:
@@ -116,7 +129,7 @@ def check_destination(path: str | Path, *, force: bool, private: bool) -> None:
     if paths.is_on_hub(path):
         _check_upload(str(path), force=force, private=private)
         return
-    refuse(private, "--private is for a model of the hub", fix="give hf:OWNER/NAME")
+    refuse(private, "--private (private=True) is for the hub", fix="give hf:OWNER/NAME")
     check_replaceable(paths.on_disk(path), huggingface.is_export if force else None)
 
 
@@ -139,7 +152,7 @@ def _check_upload(name: str, *, force: bool, private: bool) -> None:
             raise UserError(f"{name} already exists; {told}")
         if private and not HfApi().repo_info(repository).private:
             raise UserError(
-                f"{name} is public, and --private makes new models alone private; "
+                f"{name} is public, and --private (private=True) makes new models alone private; "
                 f"make it private at {address(name)}, or choose another name"
             )
 

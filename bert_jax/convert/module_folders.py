@@ -77,7 +77,7 @@ def max_length(encoder: Path, config: ModelConfig) -> int:
     file = settings_file(encoder)
     longest = read_json(file, REMEDY).get("max_seq_length") if file.exists() else None
     if longest is None and (beside := encoder / TOKENIZER).exists():
-        longest = read_json(beside, REMEDY).get("model_max_length")
+        file, longest = beside, read_json(beside, REMEDY).get("model_max_length")
     longest = math.inf if longest is None else longest
     if not isinstance(longest, int | float) or not longest >= 3:
         raise UserError(f"{file}: the maximum length is {longest!r}; it must be 3 tokens or more")

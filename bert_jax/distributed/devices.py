@@ -60,22 +60,28 @@ def preferred_dtype(device: Any) -> str:
     return "bfloat16" if has_bfloat16 else "float32"
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether an error says that memory did not suffice."""
+    texts = ("RESOURCE_EXHAUSTED", "Out of memory")  # on a CPU, the latter
+    is_of_jax = isinstance(error, jax.errors.JaxRuntimeError)
+    return isinstance(error, MemoryError) or (is_of_jax and any(t in str(error) for t in texts))
+
+
 @contextlib.contextmanager
 def out_of_memory_refused(stage: Stage, device: Any) -> Iterator[None]:
     """Raise a UserError if what runs inside does not fit in memory."""
     try:
         yield
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        texts = ("RESOURCE_EXHAUSTED", "Out of memory")  # on a CPU, the latter
-        if not isinstance(error, MemoryError) and not any(text in str(error) for text in texts):
+        if not is_out_of_memory(error):
             raise
         owner = "this machine" if device.platform == "cpu" else device.device_kind
         sizes = f": {error}" if isinstance(error, MemoryError) and error.args else ""
         raise UserError(
             f"a batch of {stage.batch_size:,} × {stage.max_length:,} does not fit in the memory of "
             f"{owner}{sizes}; lower data.batch_size, that of the phase, or the sizes of the model, "
-            "or raise optimizer.microbatches; a run that resumes may only change model.remat and "
-            "parallel"
+            "or raise optimizer.microbatches; a run that resumes may change model.remat and "
+            "parallel instead"
         ) from error
 
 

@@ -233,12 +233,14 @@ def check_same_command(config: Any, flags: Mapping[str, Any]) -> None:
     values = {
         "the code of bert_jax": _digest(Path(__file__).parents[1].rglob("*.py")),
         "the code of the recipe, or of files beside it": _digest(recipes.source_files()),
-        "the version of JAX": f"{jax.__version__}, jaxlib {jaxlib.version.__version__}",
         **{f"--{name}": value and str(value) for name, value in flags.items()},
         **flatten(config),
-        "the number and kind of devices": f"{len(devices)} × {devices[0].device_kind}",
     }
     check_same(values, "start the same command with the same code on each")
+    versions = f"{jax.__version__}, jaxlib {jaxlib.version.__version__}"
+    check_same({"the version of JAX": versions}, "install the same one on each")
+    number_and_kind = f"{len(devices)} × {devices[0].device_kind}"
+    check_same({"the number and kind of devices": number_and_kind}, "use hosts of the same devices")
 
 
 def _digest(files: Iterable[Path]) -> str:

@@ -124,7 +124,7 @@ class TextIndex:
             refuse(
                 not count,
                 f"{', '.join(names) or 'an index'} has no texts",
-                fix="give files with a text a line",
+                fix=f"give files with a text a line, or tables with a text in column {column!r}",
             )
             folder.mkdir()
             bert = cls._loaded(bert)

@@ -24,7 +24,7 @@ from bert_jax.tasks.base import Task
 from bert_jax.tasks.datasets import check_labels, read_examples
 from bert_jax.tasks.examples import Example
 from bert_jax.tasks.sequences import make_batcher
-from bert_jax.text.memory import plain_row, rows
+from bert_jax.text.memory import has_splits, plain_row, rows
 from bert_jax.training.metrics import add_up, means
 from bert_jax.training.objective import Metrics
 from bert_jax.training.step import PREDICT_OUTPUTS, make_predict_step
@@ -160,7 +160,7 @@ def _examples_of(task: Task, data: DataFiles, examples: Iterable[Any] | Path) ->
     """Return the examples of a file or of Python values."""
     if isinstance(examples, Path):
         examples = read_examples(task, str(examples), data, labelled=False)
-    elif isinstance(examples, str | Mapping):
+    elif isinstance(examples, str) or (isinstance(examples, Mapping) and not has_splits(examples)):
         examples = [examples]
     else:
         examples = rows(examples, "examples")

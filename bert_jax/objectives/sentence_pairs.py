@@ -132,20 +132,23 @@ class SentencePairs(MaskedLM):
                     of = f" of {part.name}" if part.name else ""
                     raise UserError(
                         f"the {name} text{of} is a single sentence, of which no pair can be made; "
-                        "set data.pairs to none, or give more text"
+                        "set data.pairs to none and objective to auto, or give more text"
                     )
 
     def text_warnings(self, corpus: Corpus, statistics: Mapping[int, PairStatistics]) -> list[str]:
         name, found, longest = self.config.data.pairs.upper(), [], statistics[max(statistics)]
+        without = "--config.data.pairs=none"
+        if self.config.objective != "auto":
+            without += " --config.objective=auto"
         # Short sequences hold few pairs.
         if reason := self._unlearnable(corpus, longest.majority):
-            found.append(f"{reason}; train without {name} by --config.data.pairs=none")
+            found.append(f"{reason}; train without {name} by {without}")
         cut = statistics[self.config.data.max_length].cut  # a later phase may cut less
         if cut > _MOST_CUT:
             found.append(
                 f"{cut:.0%} of the text is cut off, as its sentences are beyond data.max_length; "
                 "split them by --config.data.sentences=split if they are several (of one document "
-                "a line, as .jsonl), or train on all of it by --config.data.pairs=none"
+                f"a line, as .jsonl), or train on all of it by {without}"
             )
         return found
 

@@ -118,8 +118,8 @@ def _from_cloud_name(name: str) -> str:
     power, dimensions = chips_of_slice.bit_length() - 1, 3 if is_cube else 2
     if number != (2 if is_cube else 1) << max(power, 0):
         raise UserError(
-            f"--topology {name}: a slice that is no power of two has no shape of its own; write it "
-            f"as {kind}:{'4x4x4' if is_cube else '4x4'}"
+            f"--topology {name}: no slice of a usual shape has this number; write it as "
+            f"{kind}:{'4x4x4' if is_cube else '4x4'}"
         )
     sizes = [1 << (power + index) // dimensions for index in range(dimensions)]
     shape = "x".join(map(str, sorted(sizes, key=lambda size: (size == 1, size))))

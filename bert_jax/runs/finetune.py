@@ -116,11 +116,6 @@ def start(
     config = settings.check(config)
     init_name = str(init.source or "a model") if isinstance(init, Bert) else str(init)
     hosts.check_same_command(config, {"workdir": workdir, "init": init_name})
-    refuse(
-        paths.is_remote(workdir),
-        f"--workdir {workdir} is not on a disk, which fine-tuning needs",
-        fix="give a folder, and copy it when the run has ended",
-    )
     folder = paths.on_disk(workdir)
     workdirs.check_path(folder)
     found = workdirs.read(folder, FinetuneConfig)

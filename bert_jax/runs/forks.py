@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bert_jax.config import ModelConfig, TrainConfig, settings
 from bert_jax.config.fields import POSITIONS
+from bert_jax.config.schedule import keep_begun_stages
 from bert_jax.errors import UserError, refuse
 from bert_jax.objectives import objective_name
 from bert_jax.runs import weights
@@ -70,16 +71,18 @@ def resolve(
         raise UserError(f"--fork begins a new run; choose another --workdir than {workdir.path}")
     config = copy.deepcopy(config)
     config.model.vocab_size = config.model.vocab_size or saved.model.vocab_size
-    workdirs.keep_begun_stages(config, saved, int(fork.name), set_anew=fields)
+    keep_begun_stages(config, saved, int(fork.name), set_anew=fields)
     # From 1 on it is a number of steps, of which a shorter run cannot have all; 0 is none.
     if config.data.length_warmup_fraction >= 1:
         kept = min(config.data.length_warmup_fraction, config.steps - 1)
         config.data.length_warmup_fraction = float(kept)
-    _check_state(config, fork, saved)
+    _check_state(config, fork, saved, fields)
     return config
 
 
-def _check_state(config: TrainConfig, fork: AnyPath, saved: TrainConfig) -> None:
+def _check_state(
+    config: TrainConfig, fork: AnyPath, saved: TrainConfig, fields: Collection[str]
+) -> None:
     """Refuse a field that changes the meaning of the state, and a fork without steps left."""
     there, here = settings.flatten(saved), settings.flatten(config)
     for name in there:
@@ -92,7 +95,8 @@ def _check_state(config: TrainConfig, fork: AnyPath, saved: TrainConfig) -> None
             there[name] != here[name],
             f"--fork={fork} has another state: {name} is {there[name]!r} there and "
             f"{here[name]!r} here",
-            fix="leave it out, or take the weights alone by --init, which keeps the sizes too",
+            fix=f"{'leave it out' if name in fields else 'set it back, or leave --config out'}, or "
+            "take the weights alone by --init, which keeps the sizes too",
         )
     objectives = objective_name(saved), objective_name(config)
     refuse(

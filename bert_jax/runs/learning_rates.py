@@ -45,7 +45,8 @@ def find_rate(run: Run, stop: Callable[[], str]) -> Run:
         try:
             result = train_seed(trial, config.seed, run.params, folder, stop)
         except DivergedError as error:
-            result = {"diverged": str(error)}
+            # Without what it says of the checkpoints, which are removed.
+            result = {"diverged": str(error).partition(";")[0]}
             if hosts.is_main():
                 json_files.write_record(folder / "result.json", result)
         if hosts.is_main():  # the result says what the rate is worth

@@ -80,6 +80,12 @@ def find(
     """Return how a run begins, or refuse settings, a workdir or a checkpoint that do not fit."""
     if init is not None and fork is not None:
         raise UserError("--init and --fork are both set; --fork has the weights too: leave one")
+    for flag, given in {"--init": init, "--fork": fork}.items():
+        refuse(
+            given is not None and workdir.results.get("init", given) is None,
+            f"{workdir.address} has a run that began with random weights, not with {flag} {given}",
+            fix=f"leave {flag} out to resume it, or choose another --workdir",
+        )
     bert = None if init is None else _initial_model(init, workdir)
     if bert and not workdir.last_step:
         check_same_model(bert)
@@ -111,16 +117,11 @@ def find(
         return Origin("initialized" if bert else "new", config, bert=bert, tokenizer=tokenizer)
     if fork is not None:
         paths.check_named(fork)
-        began = workdir.results.get("init") or "random weights"
+        began = workdir.results.get("init", fork)
         hosts.warn_on_main(
             f"{workdir.address} has a run that began with {began}, which resumes; --fork is not "
             "used again"
         )
-    refuse(
-        bert and workdir.results.get("init", bert) is None,
-        f"{workdir.address} has a run that began with random weights, not with --init {init}",
-        fix="leave --init out to resume it, or choose another --workdir",
-    )
     tokenizer = tokenizer or _tokenizer_of_resumed(config, parts, workdir)
     return Origin(
         "resumed",
@@ -128,7 +129,7 @@ def find(
         bert=bert,
         before=workdir.config,
         tokenizer=tokenizer,
-        read_before=workdirs.read_before(workdir.results, workdir.path),
+        read_before=workdirs.read_before(workdir.results, workdir.address),
     )
 
 

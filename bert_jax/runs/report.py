@@ -59,7 +59,6 @@ def pretraining_start(run: PretrainingRun, state: TrainState, batches: TrainBatc
     others = "".join(f"; a {name} of {encoder.hidden_size}" for name, encoder in beside)
     case = header.case(corpus.tokenizer)
     unused = f" of model.vocab_size {c.vocab_size:,}" if size < c.vocab_size else ""
-    own = "that of the workdir" if step else "given from Python"
     resumes = f"; resuming from step {step:,}" if 0 < step < config.steps else ""
     train, held_out = sizes(p.train for p in corpus.parts), sizes(p.eval for p in corpus.parts)
     sources = (
@@ -69,7 +68,7 @@ def pretraining_start(run: PretrainingRun, state: TrainState, batches: TrainBatc
     )
     print_on_main(
         f"bert-jax   {header.versions()}\n"
-        f"config     {run.recipe or own}, seed {config.seed}\n"
+        f"config     {run.recipe or 'given from Python'}, seed {config.seed}\n"
         f"workdir    {run.workdir.address}\n"
         f"devices    {header.devices(mesh)}, {config.parallel.mode} ({axes})\n"
         f"model      {num_params:,} parameters: {c.num_hidden_layers} layers of {c.hidden_size}, "
@@ -89,9 +88,10 @@ def pretraining_start(run: PretrainingRun, state: TrainState, batches: TrainBatc
     most_epochs = max([batches.epochs(), *(e for *_, e in batches.progress_of_parts(config.steps))])
     if most_epochs > _MANY_EPOCHS:
         enough = max(1, int(config.steps * _ENOUGH_EPOCHS / most_epochs))
+        fewer = f", or --config.steps={enough}, which reads it {_ENOUGH_EPOCHS} times"
         warn_on_main(
             f"the run reads its text {most_epochs:,.0f} times, which it then knows by rote; give "
-            f"more text, or --config.steps={enough}, which reads it {_ENOUGH_EPOCHS} times"
+            f"more text{fewer if enough > step else ', in another --workdir'}"
         )
     for warning in objective.text_warnings(corpus, pairs):
         warn_on_main(warning)
@@ -124,11 +124,16 @@ def new_schedule(before: Schedule, now: Schedule, step: int) -> None:
         return
     change = f"at step {step:,} from {old:.3g} to {new:.3g}"
     if old < new:
-        is_warmup = step < before.rate.warmup
-        why = "its warm-up is shorter" if is_warmup else "it had decayed for the earlier end"
+        why = "it had decayed for the earlier end"
+        if step < before.rate.warmup:
+            why = "its warm-up is shorter"
+        elif before.rate.kind != now.rate.kind:
+            why = f"its schedule is {now.rate.kind} now"
+        elif before.steps == steps:
+            why = "its warm-up and decay are others now"
         warn_on_main(f"the learning rate jumps {change}, as {why}")
     elif step < now.rate.warmup:
-        warn_on_main(f"the learning rate falls {change}, as its warm-up, a share, is longer now")
+        warn_on_main(f"the learning rate falls {change}, as its warm-up is longer now")
     elif now.rate.kind == "wsd" and 0 < steps - decay < step:
         enough = -(-step * steps // (steps - decay))  # also where the decay is a share of them
         warn_on_main(
@@ -326,7 +331,7 @@ def rate_found(
     if all(each["degenerate"] for each in finite):
         warn_on_main(
             "no learning rate is better than a constant prediction, so that the best is not known; "
-            "give others, or more examples"
+            "give others, or more examples, and another --workdir"
         )
         return
     rates = [each["learning_rate"] for each in tried]
@@ -379,7 +384,7 @@ def finetuning_end(
         warn_on_main(
             "the model is no better than a constant prediction, so its own are worth nothing yet; "
             "try another --config.optimizer.learning_rate, a larger --config.epochs, more examples "
-            "or another --init"
+            "or another --init, in another --workdir"
         )
         return
     print_on_main(f"try        bert-jax predict {console.quoted(workdir)} FILE")

@@ -29,7 +29,7 @@ def train_seed(
 ) -> dict[str, Any]:
     """Train with one seed from `params`, or None for random ones; return the result, as kept."""
     config, task, path = run.config, run.task, folder / "result.json"
-    remedy = f"remove {folder} to train this seed again"
+    remedy = f"remove {folder} to train it again"
     earlier = hosts.broadcast_from_main(
         lambda: json_files.read_record(path, remedy) if path.exists() else None
     )

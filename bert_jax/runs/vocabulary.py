@@ -22,6 +22,7 @@ from bert_jax.text.tokenizer_extension import extended
 from bert_jax.text.vocabulary import spellings, summary
 
 _CHOSEN = ("tokenizer.path", "tokenizer.add")  # settings of a tokenizer that is not trained
+_LOWERCASE = "tokenizer.lowercase"
 _AXIS = "vocab"  # the logical name of an axis with an entry for each token
 
 
@@ -121,7 +122,8 @@ def check(config: TrainConfig, kept_by: str, fields: Collection[str]) -> None:
     refuse(
         unused and kept_by and not config.tokenizer.path,
         f"{unused} has no effect, as the tokenizer is that of {kept_by}",
-        fix="leave it out" + (", or give tokenizer.path" if kept_by == "--init" else ""),
+        fix="leave it out"
+        + (", or give tokenizer.path" if (kept_by, unused) == ("--init", _LOWERCASE) else ""),
     )
     if config.tokenizer.path:
         _check_beside_path(config.tokenizer, fields)
@@ -132,7 +134,7 @@ def _check_beside_path(config: TokenizerConfig, fields: Collection[str]) -> None
     of_path = f"the tokenizer is that of tokenizer.path {config.path}"
     for name in ("tokenizer.kind", "tokenizer.model_type"):
         refuse(name in fields, f"{name} has no effect, as {of_path}", fix="leave it out")
-    if "tokenizer.lowercase" in fields:
+    if _LOWERCASE in fields:
         one, other = hosts.run_on_all_hosts(
             lambda: [tokenizer_loading.load(config.path, lowercase=each) for each in (True, False)]
         )

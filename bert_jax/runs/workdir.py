@@ -7,16 +7,16 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from bert_jax.batches.loader import Earlier, ReadBefore
 from bert_jax.config import FinetuneConfig, TrainConfig, settings
-from bert_jax.config.schedule import make_schedule
+from bert_jax.config.schedule import keep_begun_stages, make_schedule
 from bert_jax.distributed import hosts
-from bert_jax.errors import TrainingError, UserError, refuse
+from bert_jax.errors import TrainingError, UserError, naming, refuse
 from bert_jax.storage import mirror, paths
 from bert_jax.storage.json_files import read_json, refusing_malformed, write_text
 from bert_jax.storage.locks import check_unlocked, locked
@@ -76,9 +76,15 @@ def read(path: AnyPath, kind: type[_Config]) -> Workdir[_Config]:
       UserError: a process uses it, a file of it is damaged, or it is of something else than such a
         run.
     """
+    address = mirror.address(path)
+    with naming(address, path):
+        return _read(path, address, kind)
+
+
+def _read(path: AnyPath, address: AnyPath, kind: type[_Config]) -> Workdir[_Config]:
     if not paths.is_remote(path):
         check_unlocked(Path(path))
-    workdir = Workdir(Path(path), mirror.address(path), None, (), None, {})
+    workdir = Workdir(Path(path), address, None, (), None, {})
     config_path, text_path = path / "config.json", path / _TEXT
     if not paths.exists(config_path):
         is_local = not paths.is_remote(path) and os.path.exists(path)
@@ -92,7 +98,7 @@ def read(path: AnyPath, kind: type[_Config]) -> Workdir[_Config]:
     values = read_json(config_path, _REMEDY)
     if "optimizer" not in values:
         raise UserError(
-            f"--workdir {path} has a config.json that bert-jax did not write; choose another folder"
+            f"--workdir {path} has a config.json that no run wrote; choose another folder"
         )
     if ("epochs" in values) != (kind is FinetuneConfig):
         of, wanted = ("fine-tuning", "pretraining")[:: 1 if "epochs" in values else -1]
@@ -123,11 +129,11 @@ def _refuse_other_files(path: Path) -> None:
     found = next((file.name for name in _OF_A_RUN for file in path.glob(name)), None)
     refuse(
         found,
-        f"--workdir {path} has a {found}, which no run wrote",
+        f"--workdir {path} has a {found}, and no config.json of a run",
         fix="choose another folder",
     )
     refuse(
-        checkpoint.list_steps(path),
+        checkpoint.list_checkpoints(path),
         f"--workdir {path} is the folder of a run's checkpoints",
         fix="give the folder of the run, or another",
     )
@@ -215,21 +221,21 @@ def check(workdir: Workdir[_Config], config: _Config) -> None:
     nearest = next(each for each in (path, *path.absolute().parents) if os.path.exists(each))
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise UserError(
-            f"--workdir {path} cannot be made: {nearest} is no writable folder; choose another"
+            f"--workdir {path} cannot be written: {nearest} is no writable folder; choose another"
         )
     if workdir.config:
-        check_same_run(config, workdir.config, path)
+        check_same_run(config, workdir.config, workdir.address)
         if isinstance(config, TrainConfig) and isinstance(workdir.config, TrainConfig):
             _check_steps_done(config, workdir.config, workdir)
 
 
-def check_same_run(config: _Config, saved: _Config, path: Path) -> None:
+def check_same_run(config: _Config, saved: _Config, address: AnyPath) -> None:
     """Refuse to resume a run whose own config differs in a field that is not resumable."""
     before = settings.flatten(saved)
     for name, value, _, metadata in settings.fields(config):
         if before[name] != value and not metadata["resumable"]:
             raise UserError(
-                f"{path} belongs to another config: {name} is {before[name]!r} there and "
+                f"{address} belongs to another config: {name} is {before[name]!r} there and "
                 f"{value!r} here; choose another --workdir or set the field back"
             )
 
@@ -252,8 +258,8 @@ def _check_steps_done(config: TrainConfig, saved: TrainConfig, workdir: Workdir)
         fix=f"set data.length_warmup_fraction to {saved.data.length_warmup_fraction}",
     )
     raise UserError(
-        f"{workdir.address} has done {done:,} steps with other phases; let new ones start at that "
-        "step or later"
+        f"{workdir.address} has done {done:,} steps with other phases; keep those that its "
+        f"config.json has, and let new ones start at step {done:,} or later"
     )
 
 
@@ -267,54 +273,6 @@ def resume_settings(config: TrainConfig | FinetuneConfig, workdir: Workdir) -> N
     config.model.vocab_size = config.model.vocab_size or saved.model.vocab_size
     if isinstance(config, TrainConfig) and isinstance(saved, TrainConfig):
         keep_begun_stages(config, saved, workdir.last_step)
-
-
-def keep_begun_stages(
-    config: TrainConfig, saved: TrainConfig, done: int, *, set_anew: Collection[str] = ()
-) -> None:
-    """Set the first steps of stages that have begun, and the length warm-up, to those of a run.
-
-    A share of another number of steps would begin at another step, so the step at which a stage
-    has begun is kept. A start that `config` sets anew stays.
-
-    Args:
-      config: of the run that continues.
-      saved: the config that the first steps were done with.
-      done: the number of those steps.
-      set_anew: the dotted names of fields whose shares, if they differ, were set by the user.
-    """
-    before, now = make_schedule(saved), make_schedule(config)
-    config.data.length_warmup_fraction = _kept_start(
-        config.data.length_warmup_fraction,
-        saved.data.length_warmup_fraction,
-        first_steps=(before.length_warmup, now.length_warmup),
-        is_set_anew="data.length_warmup_fraction" in set_anew,
-    )
-    phases = list(config.data.phases)
-    stages = zip(before.main_stages[1:], now.main_stages[1:], strict=False)
-    for index, (was, stage) in enumerate(stages):
-        if was.first_step < max(done, 1):  # it has begun
-            start = _kept_start(
-                phases[index].start,
-                saved.data.phases[index].start,
-                first_steps=(was.first_step, stage.first_step),
-                is_set_anew="data.phases" in set_anew,
-            )
-            phases[index] = dataclasses.replace(phases[index], start=start)
-    config.data.phases = tuple(phases)
-
-
-def _kept_start(
-    start: float, saved: float, *, first_steps: tuple[int, int], is_set_anew: bool
-) -> float:
-    """Return a share of the steps, or its first step before if it is another one now.
-
-    A share that is not the saved one was set anew. Where a number of steps has become of that,
-    `is_set_anew` decides.
-    """
-    before, now = first_steps
-    is_same = start < 1 and (start == saved or (saved >= 1 and not is_set_anew))
-    return float(before) if is_same and now != before else start
 
 
 def check_text(workdir: Workdir, fingerprint: str) -> None:
@@ -384,8 +342,8 @@ def claim(workdir: Workdir[_Config], config: _Config, tokenizer: Tokenizer, text
         found = path / "config.json"
         if (found.read_bytes() if found.exists() else None) != workdir.config_json:
             raise UserError(
-                f"another run has used --workdir {path} since this command started; give the "
-                "command again, or choose another folder"
+                f"another run has used --workdir {workdir.address} since this command started; "
+                "give the command again, or choose another folder"
             )
         # First: it says that the other files are of a run.
         write_text(found, settings.to_json(config))

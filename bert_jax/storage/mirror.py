@@ -113,7 +113,8 @@ def try_to_send(
     try:
         send(workdir)
     except UserError as error:
-        console.warn(f"{error}; {then}")
+        cause, separator, advice = str(error).rpartition("; ")
+        console.warn(f"{cause if separator else advice}; {then}")
 
 
 @contextlib.contextmanager

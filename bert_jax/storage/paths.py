@@ -48,7 +48,7 @@ def as_path(name: "str | AnyPath") -> AnyPath:
     url = re.sub(":/(?!/)", "://", str(name), count=1).rstrip("/")  # a Path has one slash
     scheme, _, folder = url.partition("://")
     if scheme != "gs" or {"", ".", ".."} & {*folder.split("/")}:
-        raise UserError(f"{url} is no folder of a bucket; give a folder, or gs://BUCKET/FOLDER")
+        raise UserError(f"{url} is no folder of gs://; give a folder, or gs://BUCKET/FOLDER")
     if importlib.util.find_spec("gcsfs") is None:
         raise UserError(
             f"{url} needs a package that is not installed; pip install 'bert-jax[remote]'"

@@ -1,6 +1,7 @@
 """Files of gs://, s3://, https:// and whatever else fsspec reads, by its config and credentials."""
 
 import contextlib
+import errno
 import io
 import os
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from bert_jax.errors import UserError, first_line, refuse
 from bert_jax.storage import paths
 
 State = tuple[Any, ...]  # the size in bytes, and what changes with the content
+_OF_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # that files are copied to
 _CHECK = "check the address, the network and your credentials, and repeat the command"
 # As file systems name it; a size alone is known of a server that has none of these.
 _VERSIONS = ("ETag", "etag", "generation", "created", "mtime")
@@ -132,7 +134,10 @@ def _state(info: dict[str, Any]) -> State:
 
 @contextlib.contextmanager
 def reading(url: object, done: str = "read") -> Iterator[None]:
-    """Turn an error of a URL, of which file systems raise nearly every type, into a UserError."""
+    """Turn an error of a URL, of which file systems raise nearly every type, into a UserError.
+
+    OSError where a disk is full, or may only be read.
+    """
     try:
         yield
     except UserError:
@@ -143,6 +148,7 @@ def reading(url: object, done: str = "read") -> Iterator[None]:
             "pip install 'bert-jax[remote]' has those of gs://, s3:// and https://"
         ) from error
     except Exception as error:
-        if not paths.is_remote(str(url)):
+        is_of_disk = isinstance(error, OSError) and error.errno in _OF_DISK
+        if is_of_disk or not paths.is_remote(str(url)):
             raise
         raise UserError(f"{url} cannot be {done} ({first_line(error)}); {_CHECK}") from error

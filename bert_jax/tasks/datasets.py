@@ -54,7 +54,8 @@ def load_datasets(
     data = config.data
     train_source, eval_sources, test_sources = _sources(config, train, held_out)
     for name in (eval_sources or {"eval"}) & test_sources.keys():
-        raise UserError(f"data.eval and data.test both have a set {name}; give one another name")
+        other = "data.eval has" if eval_sources else "the held-out examples are"
+        raise UserError(f"data.test has a set {name}, and {other} one too; give one another name")
     task = make_task(glue.completed(config.task), config.task.labels or labels)
     for name in (*eval_sources, *test_sources):
         refuse(
@@ -82,8 +83,18 @@ def load_datasets(
         evals = {"eval": list(itertools.compress(train, is_held_out))}
         train = list(itertools.compress(train, ~is_held_out))
     if not train:
-        raise UserError(f"{_name_of(train_source, 'train')} has too few examples to train on")
+        what = "groups, such as those of one query" if task.has_queries else "examples"
+        raise UserError(
+            f"{_name_of(train_source, 'train')} has too few {what} to hold out "
+            f"data.eval_fraction {data.eval_fraction} of them and train on others; lower it, give "
+            "data.eval, or more examples"
+        )
     if len(names) < task.min_labels:
+        refuse(
+            task.labels,
+            f"task.labels has fewer than {task.min_labels} labels: {', '.join(task.labels)}",
+            fix="give all, or leave it out",
+        )
         counts = f"fewer than {task.min_labels} labels" if names else "no labels"
         raise UserError(
             f"{_name_of(train_source, 'train')} has {counts}; there is nothing to tell apart"
@@ -245,8 +256,9 @@ def parse_sources(sources: str, default: str) -> dict[str, str]:
     named = {}
     for part in parts:
         name, _, source = part.partition("=")
-        if not source or not name.isidentifier() or name in named:
+        if not source or not name.isidentifier():
             raise UserError(f"{sources}: several sources are given as NAME=FILE,NAME=FILE")
+        refuse(name in named, f"{sources}: two sources have the name {name}", fix="rename one")
         if name == "train":
             raise UserError(f"{sources}: train is what is trained on; choose another name")
         named[name] = source

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from bert_jax.batches.buckets import Features
-from bert_jax.config import FinetuneConfig, ModelConfig, TaskConfig
+from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TaskConfig
 from bert_jax.config.ranges import SIZE
 from bert_jax.config.settings import setting
 from bert_jax.errors import refuse
@@ -162,6 +162,10 @@ class LateInteraction(EncodingTask):
             result.add(index, own, sequences)
             result.roles += [each.roles[index] for each in encoded]
         return result
+
+    def truncation(self, count: int, data: DataFiles) -> str:
+        query = f"or of a query to {self.config.query_length}, which is task.query_length"
+        return f"{super().truncation(count, data)}, {query}"
 
     def longest_text(self, max_length: int, *, is_query: bool) -> int:
         return self.config.query_length if is_query else max_length

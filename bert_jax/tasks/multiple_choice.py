@@ -76,7 +76,7 @@ class MultipleChoice(Classification):
         refuse(
             len(texts) < 4,
             f"{where} has {len(texts)} texts",
-            fix="data.text names a context, a start and two choices or more",
+            fix="give a context, a start and two choices or more, whose columns data.text names",
         )
         if texts[1] is None:  # as a data frame has an empty start
             texts = (texts[0], "", *texts[2:])

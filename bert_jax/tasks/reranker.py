@@ -145,7 +145,7 @@ class Reranker(Task):
         refuse(
             len(texts) < 2,
             f"{where} has a query without a passage",
-            fix="name the columns of both in data.text",
+            fix="give both, whose columns data.text names",
         )
         readers.check_texts(texts, where)
         label: Any = _FIRST

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bert_jax import console
 from bert_jax.config import DataConfig
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, refuse
 from bert_jax.storage import paths
 from bert_jax.text import prepare, shards, tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
@@ -40,6 +40,11 @@ def prepare_shards(
         ) from error
     for _, there in shards.numbered(Path(folder)).values():  # of a store on a disk
         if there != count:
+            refuse(
+                (Path(folder) / "store.json").exists(),
+                f"{folder} is a complete store of {there} shards, not of {count}",
+                fix=f"choose another folder, or give --shards={there} for the same text",
+            )
             raise UserError(
                 f"{folder} has shards of {there}, not of {count}; "
                 f"remove {folder}/shards, or give --shards={there}"

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bert_jax import console
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, naming
 from bert_jax.storage import locks, paths, remote
 from bert_jax.text import files, records, shards, store
 
@@ -61,26 +61,17 @@ def folder(source: str) -> Path:
         if not manifest:
             records = {name: size for name, size in files.items() if name.endswith("/store.json")}
             _copy(source, folder, records)
-            with _naming(source, folder):
+            with naming(source, folder):
                 shards.complete(folder)  # before the long copy
         _copy(source, folder, files)
         if manifest:
             remote.fetch(f"{source.rstrip('/')}/store.json", folder / "manifest.json")
             os.replace(folder / "manifest.json", folder / "store.json")
         else:
-            with _naming(source, folder):
+            with naming(source, folder):
                 shards.check_tokenizer(folder)
-            shards.join(folder)
+                shards.join(folder)
     return folder
-
-
-@contextlib.contextmanager
-def _naming(source: str, folder: Path) -> Iterator[None]:
-    """Name the source in an error about the folder of its copy."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(str(error).replace(str(folder), source)) from error
 
 
 @contextlib.contextmanager

@@ -80,6 +80,11 @@ def find(patterns: str) -> list[tuple[Path | str, remote.State]]:
         found = [match for match in matches if exists or not os.path.isdir(match)]
         is_of_folders = matches and not found
         refuse(is_of_folders, f"data source {pattern} names only folders", fix="add '/*.txt'")
+        refuse(
+            not found and pattern.split("@")[0] == "builtin",
+            f"{patterns}: builtin is no file",
+            fix="give each text a weight, as in builtin@0.5,notes.txt@0.5",
+        )
         for file in found or [name]:
             name = f"data source {file}"
             check_readable(file, name, "give files or a glob 'text/*.txt'")
@@ -182,8 +187,10 @@ def read_lines(
         except ValueError as error:
             raise UserError(f"{path}: line {line_name(number, start)} {error}") from error
         except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+            is_other = isinstance(error, gzip.BadGzipFile) and not number
             raise UserError(
                 f"{path} is damaged after line {line_name(number, start)} ({error}); fetch it again"
+                f"{', or rename it if it is no .gz' if is_other else ''}"
             ) from error
 
 

@@ -125,6 +125,11 @@ def is_iterable(values: Any) -> bool:
     return isinstance(values, Iterable) and getattr(values, "ndim", 1) > 0
 
 
+def has_splits(data: Mapping[Any, Any]) -> bool:
+    """Return whether a mapping is a `datasets.DatasetDict`, or one of tables."""
+    return any(hasattr(values, "column_names") for values in data.values())
+
+
 def rows(data: Any, name: str) -> Iterable[Any]:
     """Return the rows of a table or of a dictionary of columns, or the values of an iterable."""
     if hasattr(data, "to_pylist") and hasattr(data, "schema"):  # pyarrow.Table
@@ -140,9 +145,11 @@ def rows(data: Any, name: str) -> Iterable[Any]:
             raise UserError(f"{name} has two columns of one name; rename one of them")
         return data.to_dict("records")
     if isinstance(data, Mapping):
-        if any(hasattr(values, "column_names") for values in data.values()):
+        if has_splits(data):
             splits = ", ".join(map(str, data))
-            raise UserError(f"{name} has the splits {splits}; give one, such as data['train']")
+            raise UserError(
+                f"{name} has the splits {splits}; give one, as data[{next(iter(data))!r}]"
+            )
         if any(isinstance(x, str) or not is_iterable(x) for x in data.values()):
             raise UserError(f"{name} is one record; give a list of records")
         columns = {key: list(values) for key, values in data.items()}

@@ -1,6 +1,7 @@
 """Prepare a token store from text, with a tokenizer that is trained on it or given."""
 
 import dataclasses
+import errno
 import itertools
 import math
 import time
@@ -112,7 +113,9 @@ def write(
                 )
                 raise
     except OSError as error:
-        raise UserError(f"{folder} cannot be written ({error.strerror}); choose another") from error
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        remedy = "make room, and repeat the command, which resumes" if is_full else "choose another"
+        raise UserError(f"{folder} cannot be written ({error.strerror}); {remedy}") from error
 
 
 def open_sources(data: DataConfig, shard: Shard | None = None) -> list[Source]:

@@ -57,8 +57,8 @@ class Record:
             return self.fields[name]
         kind = file_type(self.where.rpartition(":")[0])
         hint = nearest(name, list(self.fields), "")
-        if kind in _TABLES and len(self.fields) == 1 and set(*self.fields) & _OTHER[kind]:
-            hint = f"the columns of a {kind} are separated by {_TABLES[kind]}"
+        if other := _other_separator([*self.fields], kind):
+            hint = other
         elif kind == ".tsv" and f'"{name}"' in self.fields:
             hint = "a .tsv has no quotes; remove them, or write a .csv"
         elif not hint and kind in _TABLES:
@@ -70,6 +70,12 @@ class Record:
             f"{self.where} has no column {name!r}; set {setting} to one of {columns}"
             f"{'; ' if hint else ''}{hint}"
         )
+
+
+def _other_separator(header: Sequence[str], kind: str) -> str:
+    """Return advice where the one column of a table has the separator of another kind; else ""."""
+    is_other = kind in _TABLES and len(header) == 1 and set(*header) & _OTHER[kind]
+    return f"the columns of a {kind} are separated by {_TABLES[kind]}" if is_other else ""
 
 
 def is_dataset(source: str) -> bool:
@@ -226,9 +232,8 @@ def table_rows(
             yield Record(where, {})
         else:
             expected = f"{len(header)} are expected" if columns else f"the header has {len(header)}"
-            raise UserError(
-                f"{where}: {counted(len(row), 'field')} where {expected}; fix or remove the line"
-            )
+            fix = _other_separator(header, file_type(path)) or "fix or remove the line"
+            raise UserError(f"{where}: {counted(len(row), 'field')} where {expected}; {fix}")
 
 
 def _rows(path: Path | str) -> Iterator[tuple[int, list[str], int]]:

@@ -135,7 +135,10 @@ def finish(folder: Path) -> None:
             if not os.path.exists(folder / "store.json"):  # of another process meanwhile
                 join(folder)
     except OSError as error:
-        raise UserError(f"{folder} cannot be written ({error}); choose another") from error
+        raise UserError(
+            f"{folder} cannot be written ({error}); make it writable, with room for all shards, "
+            "and repeat the command"
+        ) from error
 
 
 def numbered(folder: Path) -> dict[Path, Shard]:

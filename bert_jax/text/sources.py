@@ -300,7 +300,7 @@ class BuiltinSource(Source):
     size = 100  # per cent: the number of texts is unknown before they are read
 
     def __init__(self, name: str, data: DataConfig, shard: Shard | None = None):
-        refuse(name != "builtin", f"data.source {name} is unknown", fix="set it to builtin")
+        refuse(name != "builtin", f"there is no text {name}", fix="name it builtin")
         self.name = "the documentation of Python's standard library"
 
     def identity(self) -> dict[str, Any]:

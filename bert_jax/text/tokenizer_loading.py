@@ -214,11 +214,17 @@ def _check_json(model: Any, text: str, *, has_model: bool) -> None:
         "tokenizer.json has no token for unknown words",
         fix="set its unk_token to [UNK], as BERT's is",
     )
+    is_other = kind == "BPE" and '"ByteLevel"' not in text
+    if is_other and ('"Metaspace"' in text or model.byte_fallback or has_model):
+        beside = ", and the one beside it has other tokens or ids" if has_model else ""
+        raise UserError(
+            f"a {kind} tokenizer.json is not read, only its .model is{beside}; put its own .model "
+            "beside it, and give their folder"
+        )
     refuse(
-        kind not in _CLASSES or (kind == "BPE" and '"ByteLevel"' not in text),
-        f"a {kind} tokenizer.json is not read, only its .model is"
-        + (", and the one beside it has other tokens or ids" if has_model else ""),
-        fix="put its own .model beside it, and give their folder",
+        is_other or kind not in _CLASSES,
+        f"a tokenizer.json of {'a BPE without bytes' if is_other else kind} is not read",
+        fix="take or train a WordPiece, a BPE of bytes or a SentencePiece",
     )
 
 

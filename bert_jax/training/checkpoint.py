@@ -20,7 +20,7 @@ from flax import traverse_util
 
 from bert_jax import console
 from bert_jax.config import CheckpointConfig, FinetuneConfig, TrainConfig, settings
-from bert_jax.distributed import hosts
+from bert_jax.distributed import devices, hosts
 from bert_jax.errors import CommandError, TrainingError, UserError, first_line, refuse
 from bert_jax.storage import checksums, json_files, paths, remote
 from bert_jax.storage.paths import AnyPath
@@ -37,7 +37,7 @@ RESUME = "fix that, then repeat the command to resume"
 _CHECKSUMS = "checksums.json"
 _FROM_ORBAX = ("_CHECKPOINT_METADATA", "commit_success.txt")
 _DELETED = "deleted"
-_REMEDY = "use another one; a run resumes from an earlier one if this is moved away"
+_REMEDY = "use another one, or move it away: a run that has an earlier one resumes from that"
 
 
 class _Manager(ocp.CheckpointManager):
@@ -359,8 +359,13 @@ def _reading(checkpoint: AnyPath) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:  # TensorStore and Orbax raise nearly every kind
+        remedy = _REMEDY
+        if devices.is_out_of_memory(error):
+            remedy = "end what else takes memory, or use a machine with more"
+        elif paths.is_remote(str(checkpoint)):
+            remedy = f"repeat the command, and if it fails again, {_REMEDY}"
         raise UserError(
-            f"checkpoint {checkpoint} cannot be read ({first_line(error)}); {_REMEDY}"
+            f"checkpoint {checkpoint} cannot be read ({first_line(error)}); {remedy}"
         ) from error
 
 

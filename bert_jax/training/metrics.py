@@ -162,7 +162,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             reason = " ".join(str(error).split())[:100]
             raise UserError(
-                f"{path} line {number} is damaged ({reason}); restore the file"
+                f"{path} line {number} is damaged ({reason}); restore it, or move the file away"
             ) from error
     return records
 

@@ -164,7 +164,7 @@ def check_size(config: ModelConfig, length: int, *, num_texts: int) -> None:
         size > page.MAX_BYTES,
         f"the page of {what} would have {size / 1e6:,.0f} MB of numbers, "
         f"more than the {page.MAX_BYTES / 1e6:.0f} MB that a browser reads well",
-        fix="shorten the text",
+        fix="shorten them, or give fewer" if num_texts > 1 else "shorten the text",
     )
 
 

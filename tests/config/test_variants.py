@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 from helpers import refused
 
-from bert_jax.config import FinetuneConfig, settings
+from bert_jax.config import FinetuneConfig, TrainConfig, settings
 from bert_jax.config.settings import Variants, setting
 from bert_jax.tasks.embedding import EmbeddingTaskConfig
 
@@ -98,7 +98,11 @@ def test_the_command_line_chooses_a_class_and_keeps_what_was_set(drawing, words,
         ),
         (lambda: settings.from_dict(Drawing, {"shape": {"sise": 1}}, "x"), "mean size"),
         (lambda: settings.from_dict(Drawing, {"shape": {"kind": 3}}, "x"), "shape.kind is 3"),
-        (lambda: settings.from_dict(Drawing, {"widht": 3}, "x"), "unknown field widht"),
+        (lambda: settings.from_dict(Drawing, {"widht": 3}, "x"), "x: unknown field widht"),
+        (
+            lambda: settings.override(TrainConfig(), "data.phases", "[{'begin': 0.5}]"),
+            "data.phases[0]: unknown field begin; there are start, max_length",
+        ),
         (lambda: settings.from_dict(Drawing, {"width": "wide"}, "x"), "width is 'wide'"),
     ],
 )

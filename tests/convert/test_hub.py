@@ -66,6 +66,17 @@ def test_a_cache_that_may_be_partial(hub, tmp_path, monkeypatch, capsys):
     assert "from the cache, which has no modules.json" in capsys.readouterr().out
 
 
+def test_a_cache_without_the_weights_is_no_fault_of_the_model(hub, tmp_path, monkeypatch):
+    """As `prepare --tokenizer=hf:...` leaves it."""
+    hub.models["me/bert"] = [files("bert")]
+    hub_lib.fetch("hf:me/bert", weights=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    ignored = shutil.ignore_patterns("trees")  # which transformers does not write
+    shutil.copytree(constants.HF_HUB_CACHE, tmp_path / "partial", symlinks=True, ignore=ignored)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "partial"))
+    refuses_to_load("hf:me/bert", "is not whole in the cache", "HF_HUB_OFFLINE is set; unset it")
+
+
 def test_nothing_is_said_where_all_is_quiet(hub, capsys, monkeypatch):
     hub.models["me/bert"] = [files("bert")]
     monkeypatch.setattr(console, "is_terminal", lambda stream: True)
@@ -200,7 +211,7 @@ def test_an_export_is_uploaded_and_downloaded_again(hub, tmp_path, monkeypatch, 
     assert {*hub.models["me/new"][-1]} == {*files, "README.md", "mine.txt"}
     assert bert_jax.load("hf:me/new").encode("a b").shape == (1, 12)
     hub.private.clear()
-    with refused("hf:me/new is public", "--private makes new models alone private"):
+    with refused("hf:me/new is public", "--private (private=True) makes new models alone private"):
         bert.export("hf:me/new", force=True, private=True)
 
 
@@ -243,7 +254,7 @@ def test_a_card_that_cannot_be_read_is_not_replaced(hub, monkeypatch):
         ("hf:new", [], "give hf:OWNER/NAME"),
         ("hf:me/new@main", [], "give hf:OWNER/NAME"),
         ("hf:me/new/x", [], "give hf:OWNER/NAME"),
-        ("exported", ["--private"], "--private is for a model of the hub"),
+        ("exported", ["--private"], "--private (private=True) is for the hub"),
     ],
 )
 def test_a_destination_that_is_none(hub, to, flags, key_words, bert_jax_main):

@@ -23,8 +23,8 @@ jax.devices()  # before a topology asks JAX for fewer
         ("cpu:100000000", "100,000,000 devices; a plan is for 65,536 at most"),
         ("8xh99", "not a known chip"),
         (f"h100:{'1' * 5000}", "write it as h100:8"),
-        ("v5e-12", "no power of two has no shape of its own; write it as v5e:4x4"),
-        ("v4-1", "no power of two has no shape of its own; write it as v4:4x4x4"),
+        ("v5e-12", "no slice of a usual shape has this number; write it as v5e:4x4"),
+        ("v4-1", "no slice of a usual shape has this number; write it as v4:4x4x4"),
     ],
 )
 def test_names_that_are_refused(name, key_words, monkeypatch):

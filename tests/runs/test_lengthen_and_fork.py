@@ -265,7 +265,7 @@ def plan(steps: int, decay: float = 100.0, **fields) -> TrainConfig:
             8,
             [
                 "constant to step 24; it was 8",
-                "from 1 to 0.667, as its warm-up, a share, is",
+                "from 1 to 0.667, as its warm-up is longer",
             ],
         ),
         (
@@ -287,6 +287,13 @@ def plan(steps: int, decay: float = 100.0, **fields) -> TrainConfig:
             12,
             ["falls from step 18 to 0 at step 26; it was constant to step 20"],
         ),
+        (
+            plan(1000, schedule="linear"),
+            plan(1000),
+            500,
+            ["0 at step 1,000", "to 1, as its schedule is wsd now"],
+        ),
+        (plan(1000, 500.0), plan(1000), 800, ["to 0", "to 1, as its warm-up and decay are others"]),
         (plan(19, 1.0), plan(20, schedule="constant"), 8, ["constant to step 20; it was 19"]),
         (plan(1000, schedule="cosine"), plan(1000, schedule="cosine"), 500, []),
         (plan(1000), plan(1000), 950, []),
@@ -364,7 +371,9 @@ def test_what_cannot_be_forked(tiny_config, stopped, tmp_path, bert_jax_main):
     unknown = TrainConfig()
     unknown.model.position_embedding_type = "mine"
     with refused("model.position_embedding_type is 'mine'", "import the file of your own"):
-        forks._check_state(unknown, stopped / "checkpoints/4", unknown)
+        forks._check_state(unknown, stopped / "checkpoints/4", unknown, ())
+    with refused("has a run that began with random weights, not with --fork"):
+        pretraining.start(config, shutil.copytree(stopped, tmp_path / "own"), fork=stopped)
     fork = shutil.copytree(stopped, tmp_path / "runs/some/run")
     with pytest.raises(UserError, match="--fork begins a new run; choose another --workdir than"):
         pretraining.start(config, tmp_path / "runs", fork=fork)
@@ -389,7 +398,7 @@ def test_what_is_done_is_not_changed(tiny_config, copied):
     """Fewer steps, or other phases for them."""
     with pytest.raises(UserError, match="has done 4 steps, and steps is 3; raise it or choose"):
         pretraining.start(changed(tiny_config, steps=3), copied)
-    with pytest.raises(UserError, match="has done 4 steps with other phases; let new ones"):
+    with pytest.raises(UserError, match="has done 4 steps with other phases; keep those"):
         pretraining.start(with_phase(tiny_config, 3.0, steps=8), copied)
     assert pretraining.start(with_phase(tiny_config, 4.0, steps=8), copied)
 

@@ -67,10 +67,31 @@ def test_a_run_without_its_config_is_refused(tmp_path, kind, file):
         workdir.read(tmp_path, kind)
 
 
+@pytest.mark.parametrize("name", ["config.json", "results.json"])
+def test_a_file_of_a_copy_is_named_as_that_of_the_bucket(tmp_path, monkeypatch, name):
+    """The copy is fetched again whenever a command starts."""
+    copy, there = tmp_path / "copy", tmp_path / "bucket"
+    (there / "checkpoints/4/state").mkdir(parents=True)
+    copy.mkdir()
+    claim(copy, TrainConfig())
+    (copy / name).write_text("{")
+    monkeypatch.setattr(workdir.mirror, "address", lambda _: there)
+    with refused(f"{there / name} cannot be read"):
+        workdir.read(copy, TrainConfig)
+
+
+def test_a_folder_of_numbered_folders_has_no_checkpoints(tmp_path):
+    (tmp_path / "1").mkdir()
+    assert workdir.read(tmp_path, TrainConfig).config is None
+    (tmp_path / "1/state").mkdir()
+    with refused("is the folder of a run's checkpoints; give the folder of the run"):
+        workdir.read(tmp_path, TrainConfig)
+
+
 @pytest.mark.parametrize("config", [TrainConfig(), FinetuneConfig()])
 def test_the_folder_of_another_model_is_refused(tmp_path, config):
     (tmp_path / "config.json").write_text('{"model_type": "bert", "vocab_size": 30522}')
-    with pytest.raises(UserError, match=r"config.json that bert-jax did not write"):
+    with pytest.raises(UserError, match=r"config.json that no run wrote"):
         workdir.read(tmp_path, type(config))
     (tmp_path / "notes.txt").write_text("of mine")
     (tmp_path / "config.json").write_text(settings.to_json(config))
@@ -87,7 +108,7 @@ def test_the_folder_of_another_model_is_refused(tmp_path, config):
 def test_files_that_no_run_wrote_are_not_replaced(tmp_path, file):
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text("mine")
-    with refused(f"has a {file.split('/')[0]}, which no run wrote; choose another folder"):
+    with refused(f"has a {file.split('/')[0]}, and no config.json of a run; choose"):
         workdir.read(tmp_path, TrainConfig)
     (tmp_path / "config.json").write_text(settings.to_json(TrainConfig()))
     assert workdir.read(tmp_path, TrainConfig).config is None  # of a run without a checkpoint

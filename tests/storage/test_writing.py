@@ -132,7 +132,7 @@ def test_a_folder_whose_files_are_still_open_is_replaced(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["results.json", "baselines.json", "metrics.jsonl"])
 def test_a_file_of_the_user_is_not_replaced(tiny_config, tmp_path, name):
     (tmp_path / name).write_text("{}")
-    with refused(f"has a {name}, which no run wrote; choose another folder"):
+    with refused(f"has a {name}, and no config.json of a run; choose another folder"):
         bert_jax.pretrain(tiny_config, tmp_path, quiet=True)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 

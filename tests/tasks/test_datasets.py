@@ -112,7 +112,16 @@ UNKNOWN, HEAD = "the label 'c' is none of those of the training data", "head: a,
         ({"train": "empty.tsv"}, {}, ["empty.tsv has no examples; "]),
         ({"train": "ab.tsv", "eval": "empty.tsv"}, {}, ["empty.tsv has no examples; "]),
         ({"train": "ab.tsv", "eval_fraction": 0.0}, {}, ["data.eval_fraction is 0, and there are"]),
-        ({"train": "one.tsv"}, {}, ["one.tsv has too few examples to train on"]),
+        (
+            {"train": "one.tsv"},
+            {},
+            ["one.tsv has too few examples to hold out"],
+        ),
+        (
+            {"train": "ab.tsv"},
+            {"task": TaskConfig("classification", labels=("a",))},
+            ["task.labels has fewer than 2 labels: a; give all, or leave it out"],
+        ),
         ({"train": "ab.tsv", "test": "no.tsv"}, {}, ["no.tsv does not exist; "]),
         ({"train": "some.tsv"}, {}, ["some.tsv:3 has no label; "]),
         ({"train": "ab.tsv", "eval": "some.tsv"}, {}, ["some.tsv:3 has no label; "]),
@@ -126,7 +135,7 @@ UNKNOWN, HEAD = "the label 'c' is none of those of the training data", "head: a,
         (
             {"train": "ab.tsv", "test": "eval=ab.tsv"},
             {},
-            ["both have a set eval; give one another"],
+            ["data.test has a set eval, and the held-out examples are one too; give"],
         ),
         (
             {"train": "a.json", "test": "nbest=b.json"},
@@ -173,7 +182,9 @@ def test_named_sources(tmp_path, monkeypatch):
         assert parse_sources(source, "eval") == {"eval": source}
     for source in ("data/a.tsv", "a.tsv", "tfds:x@y", "a=b.tsv"):
         assert parse_sources(f" dev={source} ", "eval") == {"dev": source}
-    for wrong in ("a,b", "a=x,b", "a=x,a=y", "a b=x,c=y", "=x,b=y", "a=", "a=,b=x"):
+    with refused("a=x,a=y: two sources have the name a; rename one"):
+        parse_sources("a=x,a=y", "eval")
+    for wrong in ("a,b", "a=x,b", "a b=x,c=y", "=x,b=y", "a=", "a=,b=x"):
         with pytest.raises(UserError, match=r"several sources are given as NAME=FILE,NAME=FILE$"):
             parse_sources(wrong, "eval")
     monkeypatch.chdir(tmp_path)

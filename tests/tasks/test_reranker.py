@@ -124,7 +124,7 @@ def test_truths_in_a_csv_are_those_of_json(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"query": "who", "passage": []}, "a.jsonl:1 has a query without a passage; name"),
+        ({"query": "who", "passage": []}, "a.jsonl:1 has a query without a passage; give both"),
         ({"query": "who", "passage": [""]}, "a.jsonl:1: a text is ''; fill it in"),
         ({"query": "", "passage": ["fox"]}, "a.jsonl:1: a text is ''; fill it in"),
         ({"query": "who"}, "a.jsonl:1 has no column 'passage'"),

@@ -39,6 +39,9 @@ def test_the_roles_of_tokens(wordpiece):
     ]
     features = task.features(examples, wordpiece, model, 10)
     assert features.truncated == 1
+    assert task.truncation(1, DataFiles(max_length=10)) == (
+        "1 text to 10 tokens, or of a query to 8, which is task.query_length"
+    )
     batch = Batcher(features, wordpiece, 2, 10).batch(np.array([0, 1, -1]), 16)
     assert batch["input_ids"].shape == batch["token_roles"].shape == (3, 3, 16)
     # Of 3 tokens of each query, 2 of three passages and 8 of the last; not of the [MASK]s.

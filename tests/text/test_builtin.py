@@ -33,7 +33,7 @@ def test_both_splits_have_all_areas_and_no_text_is_in_both():
         builtin.split_of("builtin@test")
     assert [builtin.split_of(f"builtin{split}") for split in ("", "@eval")] == ["train", "eval"]
     assert builtin.split_of("train.tsv") is None
-    with refused("data.source builtin:eval is unknown; set it to builtin"):
+    with refused("there is no text builtin:eval; name it builtin"):
         open_source("builtin:eval", DataConfig())
     assert set(sizes[0]) == set(sizes[1]) == set(builtin._MODULES)
     for area, size in sizes[1].items():

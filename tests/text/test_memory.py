@@ -144,7 +144,10 @@ def test_values_of_numpy_are_plain():
         ([{"sentence": b"\xff"}], "train[0] has bytes that are no UTF-8"),
         ({"sentence": "fox", "label": "a"}, "train is one record; give a list of records"),
         (_Repeated(), "train has two columns of one name; rename one of them"),
-        ({"train": _Dataset(), "test": _Dataset()}, "train has the splits train, test; give one"),
+        (
+            {"dev": _Dataset(), "test": _Dataset()},
+            "the splits dev, test; give one, as data['dev']",
+        ),
     ],
 )
 def test_what_are_no_records(data, key_words):

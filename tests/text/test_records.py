@@ -289,6 +289,10 @@ def test_a_table_with_another_separator_is_named(name, separator, right, tmp_pat
     (record,) = read_records(str(path))
     with refused(f"the columns of a {path.suffix} are separated by {right}"):
         record.field("text", "data.text_field")
+    path.write_text(f"id{separator}text\n1{separator}a, b\tc;d\n")
+    if len(path.read_text().splitlines()[1].split("," if right == "commas" else "\t")) > 1:
+        with refused(f"a{path.suffix}:2: 2 fields", f"; the columns of a {path.suffix} are"):
+            list(read_records(str(path)))
 
 
 def test_quotes_of_a_tsv_are_named(tmp_path):

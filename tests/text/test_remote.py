@@ -1,5 +1,6 @@
 """Text on remote file systems is the text of the same files on a disk; errors are one line."""
 
+import errno
 import functools
 import gzip
 import http.server
@@ -159,9 +160,14 @@ def test_a_tokenizer_that_cannot_be_sent(texts, run_prepare, monkeypatch, capsys
     assert "tokenizer:" not in capsys.readouterr().out
 
 
+def test_a_full_disk_is_no_fault_of_the_network():
+    with pytest.raises(OSError, match="No space"), remote.reading("gs://bucket/store"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_a_remote_workdir_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="--workdir gs://bucket/run is not on a disk"):
+    with pytest.raises(UserError, match="gs://bucket/run is not on a disk"):
         finetune.start(FinetuneConfig(), "x", "gs://bucket/run")
     assert not list(tmp_path.iterdir())
 

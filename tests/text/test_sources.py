@@ -210,6 +210,7 @@ def test_broken_files(tmp_path, name, content, message):
         ("x" * 5000, "does not exist"),
         ("a\0b", "does not exist"),
         (" , ", "names no text"),
+        ("builtin,a.txt", "builtin is no file; give each text a weight, as in builtin@0.5"),
         ("fold*", r"data source fold\* names only folders; add '/\*\.txt'"),
     ],
 )

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import sentencepiece
 import tokenizers
+from helpers import refused
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -631,11 +632,14 @@ def test_a_tokenizer_json_with_other_ids_than_its_model(unigram):
         tokenizer_loading.from_files({"sentencepiece.bpe.model": model}, "here")
     with pytest.raises(UserError, match="holds no readable tokenizer"):
         tokenizer_loading.from_files({**files, "tokenizer.json": b""}, "here")
-    bpe = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, [])).to_str().encode()
-    with pytest.raises(
-        UserError, match=r"a BPE tokenizer\.json is not read, only its \.model is; put"
+    for has_bytes, key_words in (
+        (True, "a BPE tokenizer.json is not read, only its .model is; put its own .model beside"),
+        (False, "a tokenizer.json of a BPE without bytes is not read; take or train a WordPiece"),
     ):
-        tokenizer_loading.from_files({"tokenizer.json": bpe}, "here")
+        bpe = tokenizers.models.BPE({"a": 0}, [], byte_fallback=has_bytes)
+        with refused(key_words):
+            content = tokenizers.Tokenizer(bpe).to_str().encode()
+            tokenizer_loading.from_files({"tokenizer.json": content}, "here")
     bpe = tokenizers.Tokenizer(tokenizers.models.BPE({"▁the": 0}, [])).to_str().encode()
     with pytest.raises(UserError, match="and the one beside it has other tokens or ids; put its"):
         tokenizer_loading.from_files({"tokenizer.json": bpe, "a.model": model}, "here")

@@ -34,6 +34,19 @@ def rank(held_out: Mapping[str, float]) -> float:
     return -held_out["loss"]
 
 
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (MemoryError(), "end what else takes memory, or use a machine with more"),
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 9 GiB"), "end what else takes memory"),
+        (ValueError("no such array"), "use another one, or move it away"),
+    ],
+)
+def test_a_lack_of_memory_is_no_fault_of_a_checkpoint(tmp_path, error, remedy):
+    with refused("5 cannot be read (", f"); {remedy}"), checkpoint._reading(tmp_path / "5"):
+        raise error
+
+
 def test_a_host_whose_save_failed_waits_for_no_other(monkeypatch):
     waited: list[str] = []
 
