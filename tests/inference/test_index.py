@@ -11,7 +11,7 @@ import tracemalloc
 import jax
 import numpy as np
 import pytest
-from helpers import refused
+from helpers import refused, untrained
 
 import bert_jax
 from bert_jax import Index, UserError
@@ -367,3 +367,13 @@ def test_a_flipped_bit_is_noticed(built, tmp_path):
         (path / name).write_bytes(whole)
     assert noticed == 400
     assert content(Index.load(path)) == expected
+
+
+def test_an_index_of_several_chunks(tiny_bert, tmp_path, monkeypatch):
+    monkeypatch.setattr(index, "chunks", functools.partial(index.chunks, most=2))
+    texts = ["river " * 99, "the river", "a bank", "model"]
+    made = Index.build(tiny_bert, output=tmp_path / "index", texts=texts)
+    assert made.num_truncated == 1
+    assert [made.text(number) for number in range(4)] == texts
+    reranker = untrained(tiny_bert, "reranker")
+    assert len(made.search("river", 4, reranker=reranker, candidates=2)) == 4

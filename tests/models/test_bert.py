@@ -11,7 +11,10 @@ from helpers import LENGTH, batch, model_config, random_arrays
 from scipy.special import softmax
 
 from bert_jax.distributed.fsdp import RULES
+from bert_jax.models import layers
 from bert_jax.models.bert import BertModel
+from bert_jax.models.heads import TaskModel
+from bert_jax.models.layers import DropoutKey
 from bert_jax.objectives.sentence_pairs import BertForPreTraining
 
 
@@ -77,3 +80,50 @@ def test_every_axis_has_a_rule_and_every_rule_an_axis():
     shapes = jax.tree.leaves(nn.unbox(jax.eval_shape(model.init_params, jax.random.key(0))))
     assert all(len(spec) == len(shape.shape) for spec, shape in zip(leaves, shapes, strict=True))
     assert {axis for spec in leaves for axis in spec} == set(RULES)
+
+
+def test_the_softmax_of_bfloat16_scores_is_float32():
+    rows, model = batch(4), BertModel(model_config(dtype="bfloat16", num_hidden_layers=1))
+    given = [jnp.asarray(each) for each in inputs_of(rows)]
+    weights = random_arrays(model.init, *given)
+    output = model.apply(weights, *given, output_attentions=True, output_queries_keys=True)
+    (layer,), (found,) = output.queries_keys, output.attentions
+    scores = np.asarray(layer.query, float) @ np.asarray(layer.key, float).swapaxes(2, 3)
+    scores /= np.sqrt(layer.query.shape[-1])
+    scores = np.where(rows["attention_mask"][:, None, None] > 0, scores, -np.inf)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, softmax(scores, -1), rtol=0, atol=1e-5)
+
+
+def test_no_two_places_share_their_dropout(monkeypatch):
+    keys, draw, model = [], layers.random_bits, BertModel(model_config())
+
+    def recorded(key, *rest):
+        keys.append(tuple(jax.random.key_data(key).tolist()))
+        return draw(key, *rest)
+
+    given = [jnp.asarray(each) for each in inputs_of(batch(2))]
+    weights = random_arrays(model.init, *given)
+    monkeypatch.setattr(layers, "random_bits", recorded)
+    model.apply(weights, *given, DropoutKey(jax.random.key(0), jnp.arange(2)))
+    assert len(keys) == len({*keys}) == 1 + 2 * 3  # embeddings, and three places in each layer
+
+
+def test_a_probe_has_no_dropout_in_its_encoder():
+    model = TaskModel(model_config(hidden_dropout_prob=0.5), 2, probe="1")
+    weights = {"params": random_arrays(model.init_params)}
+    given = [jnp.asarray(each) for each in inputs_of(batch(4))]
+
+    def states(key):
+        _, kept = model.apply(
+            weights,
+            *given,
+            key,
+            capture_intermediates=lambda module, _: module.name == "bert",
+            mutable=["intermediates"],
+        )
+        (output,) = kept["intermediates"]["bert"]["__call__"]
+        return output.hidden_states[1]
+
+    key = DropoutKey(jax.random.key(0), jnp.arange(4))
+    np.testing.assert_array_equal(states(None), states(key))

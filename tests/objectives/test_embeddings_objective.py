@@ -274,3 +274,14 @@ def test_packed_texts_have_the_vectors_of_texts_alone(model_type, pooling):
         found = module.apply(params, *jnp.asarray(alone))
         np.testing.assert_allclose(packed[:-1, text], found[:-1, 0], atol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(packed[:-1], axis=-1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
+def test_padding_leaves_the_gradient_finite(pooling):
+    config = EmbeddingConfig(pooling=pooling)
+    model = BertForEmbedding(MODEL, 0, embedding=config)
+    objective = EmbeddingObjective(model, config)
+    params = nn.unbox(model.init_params(jax.random.key(0)))
+    run = jax.jit(lambda rows: objective.gradient(params, rows, None, SINGLE_DEVICE, 1))
+    gradients, _ = run(batch("ranking"))
+    assert all(np.isfinite(each).all() for each in jax.tree.leaves(gradients))

@@ -120,3 +120,10 @@ def test_what_is_refused(objective, model, pairs, key_words):
     config = TrainConfig(objective=objective, model=model, data=DataConfig(pairs=pairs))
     with refused(key_words):
         make_objective(config)
+
+
+def test_a_pair_of_padding_has_no_weight():
+    task, rows = objective(num_hidden_layers=1), batch(6)
+    rows["attention_mask"][4:] = 0
+    prepared = jax.jit(task.prepare)(jax.random.key(0), rows)
+    assert prepared["nsp_weight"].tolist() == [1, 1, 1, 1, 0, 0]

@@ -9,6 +9,7 @@ from helpers import random_bert, refused
 
 import bert_jax
 from bert_jax.config import TokenizerConfig, settings
+from bert_jax.runs import vocabulary
 from bert_jax.runs.pretrain import start
 from bert_jax.runs.vocabulary import with_tokenizer
 from bert_jax.text.tokenizer import WordPieceTokenizer
@@ -169,3 +170,9 @@ def test_a_run_with_a_tokenizer_of_its_own(tiny_bert, tiny_config, tmp_path):
     assert again.bert.tokenizer.fingerprint == result.bert.tokenizer.fingerprint
     with refused("init does not exist"):
         bert_jax.pretrain(config, tmp_path / "new", init=tmp_path / "init")
+
+
+def test_rows_that_are_of_no_token_are_in_no_mean():
+    values = np.array([[1.0], [3.0], [99.0]])  # a table is often longer than its vocabulary
+    found = vocabulary._transferred(values, 0, [[1], []], 2)
+    np.testing.assert_array_equal(found, [[3], [2]])

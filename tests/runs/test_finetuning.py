@@ -21,12 +21,14 @@ from training_runs import (
     NUMBERS,
     records,
     run_script,
+    without_speeds,
     words,
 )
 from visible_devices import visible_devices
 
 import bert_jax
 from bert_jax import Bert, FinetuneConfig, FinetuningResult, TokenizerConfig, UserError
+from bert_jax.batches import loader
 from bert_jax.commands.flags import read_config
 from bert_jax.errors import DivergedError, Interrupted
 from bert_jax.objectives.sentence_pairs import BertForPreTraining
@@ -519,3 +521,43 @@ def test_a_list_of_python_is_the_tuple_of_a_setting(tiny_finetuning_config, tiny
     run = finetuning.start(config, tiny_bert, tmp_path / "run")
     assert run.config.task.labels == ("second", "first")
     assert run.config.optimizer.learning_rates == (1e-3, 1e-4)
+
+
+def test_a_seed_that_was_stopped_is_the_one_that_was_not(task, tmp_path):
+    changes = SHORT, "epochs=0.5", "log_every=2"
+    config = read_config("finetune/classification", flags(task, *changes), FinetuneConfig).config
+    answers = iter([""] * 3 + ["a signal"])
+    run = finetuning.start(config, task / "init", tmp_path / "stopped")
+    with pytest.raises(Interrupted):
+        finetuning.train_run(run, lambda: next(answers))
+    found, whole = (
+        finetune(task, tmp_path / name, *changes, quiet=True) for name in ("stopped", "whole")
+    )
+    jax.tree.map(np.testing.assert_array_equal, found.bert.params, whole.bert.params)
+    stopped = without_speeds(tmp_path / "stopped/seed-0")
+    assert stopped == without_speeds(tmp_path / "whole/seed-0")
+
+
+def test_seeds_differ_and_random_weights_are_random(task, tmp_path, monkeypatch):
+    first_batches, prefetch = [], loader.prefetch
+
+    def recorded(batches, step):
+        first_batches.append(batches[step]["input_ids"].tobytes())
+        return prefetch(batches, step)
+
+    monkeypatch.setattr(loader, "prefetch", recorded)
+    changes = SHORT, "seeds=2", "compare=True", "epochs=0.1", "optimizer.learning_rate=1e-12"
+    finetune(task, tmp_path / "run", *changes, quiet=True)
+    init = bert_jax.load(task / "init").params["bert"]["embeddings"]["word_embeddings"]
+    seeds = [bert_jax.load(tmp_path / "run" / f"seed-{i}").params for i in range(2)]
+    randoms = [bert_jax.load(tmp_path / "run" / f"random-{i}").params for i in range(2)]
+    words, one, other = (
+        params["bert"]["embeddings"]["word_embeddings"] for params in (seeds[1], *randoms)
+    )
+    np.testing.assert_allclose(words, init, atol=1e-6)
+    assert np.abs(one - init).max() > 0.01
+    assert np.abs(one - other).max() > 0.01
+    heads = [params["classifier"]["kernel"] for params in seeds]
+    assert np.abs(heads[0] - heads[1]).max() > 1e-3
+    assert first_batches[0] != first_batches[1]
+    assert first_batches[:2] == first_batches[2:]

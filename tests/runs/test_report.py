@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batches.stores import store_of
+from batches.stores import make_store, store_of
 from helpers import FakeTokenizer, train_batches
 
 from bert_jax import (
@@ -20,6 +20,7 @@ from bert_jax import (
     TrainConfig,
     console,
 )
+from bert_jax.batches import loader
 from bert_jax.config.schedule import Stage, make_rate_schedule
 from bert_jax.inference.masked_lm import Guess
 from bert_jax.objectives import make_objective, masked_lm
@@ -270,3 +271,19 @@ def test_the_best_of_rates_that_learn_nothing_is_not_known(capsys):
     with console.output(console.Level.PROGRESS):
         report.rate_found(1e-3, tried, task, num_scored=10)
     assert "a smaller one may be better still" in capsys.readouterr().out
+
+
+def test_the_baseline_of_pairs_is_the_majority():
+    config, stage, shares = TrainConfig(steps=8), Stage(64, 16), []
+    tokenizer = FakeTokenizer()
+    tokenizer.vocab_size = 100_000
+    config.data.pairs = "sop"  # of NSP, 1 is the majority on most texts
+    for seed in range(6):
+        store = make_store(20, seed)
+        corpus = Corpus(tokenizer, store, store)
+        rows = loader.EvalBatches(corpus, stage, config.data, config.eval_rows)
+        labels = [row["next_sentence_label"][row["attention_mask"][:, 0] > 0] for row in rows]
+        shares.append(np.concatenate(labels).mean())
+        found = make_objective(config).baselines(corpus, stage)["nsp_accuracy"]
+        assert found == pytest.approx(max(shares[-1], 1 - shares[-1]))
+    assert min(shares) < 0.5 < max(shares)

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -247,3 +248,16 @@ def test_a_run_of_the_other_kind_is_named(tmp_path):
         with refused(f"{tmp_path} has a run of {name}; choose another folder for"):
             workdir.read(tmp_path, other)
         assert workdir.read(tmp_path, kind).config is None  # without a checkpoint
+
+
+def test_a_folder_that_host_0_does_not_write_to_is_refused(tmp_path, monkeypatch):
+    second = SimpleNamespace(
+        count=lambda: 2,
+        is_main=lambda: False,
+        broadcast_from_main=lambda function: function(),
+        run_on_all_hosts=lambda function: function(),
+    )
+    monkeypatch.setattr(workdir, "hosts", second)
+    monkeypatch.setattr(workdir, "_SEEN_WITHIN", 0)
+    with refused("is not the folder that host 0 writes to"):
+        workdir.check_shared(tmp_path)

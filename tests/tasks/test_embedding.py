@@ -366,3 +366,18 @@ def test_texts_that_do_not_belong_together_are_no_pairs(tmp_path):
     for embedding, metric in ((EmbeddingConfig(), "spearman"), (scored, "ndcg@10")):
         with refused(f"task.metrics has '{metric}'"):
             Embedding(EmbeddingTaskConfig("embedding", metrics=(metric,), embedding=embedding))
+
+
+def test_a_continued_model_keeps_what_makes_its_vectors(tiny_bert):
+    own = EmbeddingConfig("cls", 8, "identity", False, "q: ", "p: ")
+    found = Embedding.continued(EmbeddingTaskConfig(), EmbeddingTaskConfig(embedding=own))
+    assert found.embedding == own
+
+    def identity(**fields):
+        bert = untrained(tiny_bert, "embedding")
+        task = dataclasses.replace(bert.task, embedding=EmbeddingConfig(**fields))
+        model = Embedding(task).model(bert.config)
+        return embedding_identity(dataclasses.replace(bert, task=task, model=model))
+
+    for fields in ({"pooling": "cls"}, {"query_prompt": "the "}, {"passage_prompt": "a "}):
+        assert identity(**fields) != identity()

@@ -16,7 +16,7 @@ from bert_jax.retrieval import search
 from bert_jax.tasks import make_task, task_class
 from bert_jax.tasks.datasets import load_datasets
 from bert_jax.tasks.examples import Example
-from bert_jax.tasks.late_interaction import LateInteractionConfig
+from bert_jax.tasks.late_interaction import LateInteraction, LateInteractionConfig
 from bert_jax.tasks.sparse import SparseConfig
 
 CONFIGS = {
@@ -127,9 +127,10 @@ def test_an_index_has_the_scores_of_the_definition(kind, tiny_bert, tmp_path):
 @pytest.mark.parametrize("block", [1, 60, 1 << 20])
 def test_sums_of_the_best_products_in_blocks(monkeypatch, block):
     monkeypatch.setattr(search, "_BLOCK", block)
+    monkeypatch.setattr(search, "_SCORES", 60)  # two queries at once
     draw = np.random.default_rng(0)
     passages = [draw.normal(size=(count, 4)) for count in draw.integers(1, 9, 30)]
-    queries = [draw.normal(size=(count, 4)) for count in (1, 5)]
+    queries = [draw.normal(size=(count, 4)) for count in (1, 5, 2, 3, 4)]
     found = search.token_top_k(passages, queries, 40)
     for query, indices, scores in zip(queries, found.indices, found.scores, strict=True):
         expected = np.array([(query @ passage.T).max(1).sum() for passage in passages])
@@ -282,3 +283,8 @@ def test_the_rows_of_a_query_are_held_out_together(tmp_path):
     trained = {example.texts[0] for example in found.train}
     assert len(held_out) == 40
     assert trained.isdisjoint(example.texts[0] for example in held_out)
+
+
+def test_a_continued_late_interaction_keeps_its_marks():
+    own = LateInteractionConfig(query_token="[unused0]", passage_token="[unused1]")
+    assert LateInteraction.continued(LateInteractionConfig(), own) == own

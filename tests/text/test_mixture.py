@@ -139,6 +139,10 @@ def test_a_tokenizer_is_trained_on_each_text_by_its_weight(folder, samples, monk
     # Other weights, or another text: another mixture.
     other = read("a.txt@0.5,b.txt@0.5", tokenizer=corpus.tokenizer)
     assert other.fingerprint != corpus.fingerprint
+    larger = config(source)
+    larger.model.vocab_size = 90
+    with pytest.raises(UserError, match="on other texts or with other settings"):
+        mixture.read(larger, mixture.find(source), None, Path("run"))
     (folder / "b.txt").write_text("Other text.\n\nOf documents.\n")
     with pytest.raises(
         UserError, match="run has a tokenizer that was trained on other texts or with"

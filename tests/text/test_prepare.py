@@ -403,3 +403,12 @@ def test_a_text_without_tokens_on_one_side_is_refused():
     ):
         with refused(key_words):
             prepare_lib.check_text({"splits": splits}, "a.txt", "wordpiece", held_out)
+
+
+def test_ids_beyond_16_bits(tmp_path):
+    tokens = [*WordPieceTokenizer.special, *(f"w{i}" for i in range(1 << 16))]
+    tokenizer = WordPieceTokenizer.from_vocabulary(tokens, lowercase=True)
+    (tmp_path / "a.txt").write_text("w0 w65535\n\n" * 40)
+    data = DataConfig(source=str(tmp_path / "a.txt"), eval_fraction=0.1, sentences="lines")
+    corpus = prepare(data, tokenizer, 0, tmp_path / "store")
+    assert corpus.train.tokens[:2].tolist() == [5, 5 + 65535]

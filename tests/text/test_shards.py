@@ -30,7 +30,7 @@ from bert_jax.config import DataConfig, TrainConfig
 from bert_jax.config.schedule import make_schedule
 from bert_jax.errors import UserError
 from bert_jax.storage import json_files
-from bert_jax.text import files, mixture, shards, sources
+from bert_jax.text import files, mixture, shards, sources, tokenizer_training
 from bert_jax.text import prepare as prepare_lib
 from bert_jax.text import store as store_lib
 from bert_jax.text.prepare import prepare
@@ -370,6 +370,13 @@ def test_shards_of_two_numbers_are_refused(data, whole, tmp_path):
     for number, count in ((2, 3), (2, 4)):
         prepare_shard(data, whole.tokenizer, tmp_path / "store", number, count)
     refused(tmp_path / "store", "has shards of 3 and of 4; remove those of one number")
+
+
+def test_shards_of_two_tokenizers_are_refused(data, whole, tmp_path):
+    other = tokenizer_training.train(["another text"] * 9, TOKENIZER, 40)
+    for number, tokenizer in enumerate((whole.tokenizer, other)):
+        prepare_shard(data, tokenizer, tmp_path / "store", number, 2)
+    refused(tmp_path / "store", "00001-of-00002 was prepared from another tokenizer than")
 
 
 def test_held_out_files_are_divided_too(data, whole, tmp_path):

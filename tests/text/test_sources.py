@@ -295,3 +295,15 @@ def test_texts_of_one_file_are_refused(tmp_path):
         mixture.check_sources(DataConfig(source=source), mixture.find(source))
     with refused("the documentation of Python's standard library is a part of"):
         prepare.open_sources(DataConfig(source="builtin", eval_source="builtin"))
+
+
+def test_identity_follows_the_settings(tmp_path):
+    write_file(tmp_path / "a.jsonl", '{"text": "a. b.", "body": "c. d."}\n')
+    write_file(tmp_path / "a.txt", "a. b.\nc. d.\n")
+
+    def identity(name, **fields):
+        return open_source(str(tmp_path / name), DataConfig(**fields)).identity()
+
+    assert identity("a.jsonl") != identity("a.jsonl", text_field="body")
+    forms = [identity("a.txt", sentences=form) for form in ("lines", "split", "documents")]
+    assert all(one != other for i, one in enumerate(forms) for other in forms[:i])

@@ -1,10 +1,12 @@
 """Opening a token store: its counts, and damage to it."""
 
+import dataclasses
 import json
 from concurrent.futures import Future
+from unittest.mock import Mock
 
 import pytest
-from helpers import flip_bit
+from helpers import flip_bit, refused
 from texts import TOKENIZER
 
 from bert_jax.config import DataConfig
@@ -114,3 +116,12 @@ def test_a_large_store_is_verified_while_it_is_used(folder, monkeypatch):
     with pytest.raises(UserError, match=r"it cannot be read .unplugged"):
         open_store(folder).verify()
     Corpus(corpus.tokenizer, corpus.train, corpus.eval).verify()
+
+
+def test_every_text_of_a_mixture_is_verified():
+    bad, good, nothing = Future(), Future(), Mock()
+    bad.set_exception(UserError("damaged"))
+    good.set_result(None)
+    one, two = (Corpus(nothing, nothing, nothing, verified=each) for each in (good, bad))
+    with refused("damaged"):
+        dataclasses.replace(one, mixed=(one, two)).verify()

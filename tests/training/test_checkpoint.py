@@ -18,6 +18,7 @@ from helpers import flip_bit, refused
 from bert_jax.commands.process import quiet_libraries
 from bert_jax.config import CheckpointConfig, TrainConfig
 from bert_jax.errors import TrainingError
+from bert_jax.runs import forks
 from bert_jax.text import tokenizer_loading
 from bert_jax.training import checkpoint
 from bert_jax.training.step import PRNG, init_state
@@ -92,6 +93,11 @@ def test_the_latest_and_the_best_are_kept(tmp_path, tokenizer):
     assert seeds == [20, 50, 60]
     assert checkpoint.find(tmp_path).name == "60"
     assert checkpoint.find(tmp_path / "20").name == "20"
+
+
+def test_the_latest_is_so_by_its_number(tmp_path, tokenizer):
+    write(tmp_path / "checkpoints", tokenizer, {8: None, 10: None})
+    assert checkpoint.find(tmp_path).name == forks.find(tmp_path).name == "10"
 
 
 def test_a_kill_while_an_old_checkpoint_is_deleted_leaves_no_half(tmp_path, tokenizer, monkeypatch):

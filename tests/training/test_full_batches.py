@@ -10,6 +10,7 @@ from flax import linen as nn
 from helpers import batch, objective, train
 
 from bert_jax.models import attention
+from bert_jax.models.attention import AttentionMask
 from bert_jax.models.target import Target, traced_for
 from bert_jax.training.step import PRNG, init_state, make_train_step
 
@@ -51,3 +52,7 @@ def test_a_kernel_gets_no_segments_of_a_full_batch(given, has_segments, monkeypa
     with traced_for(Target("gpu")):
         jax.eval_shape(make_train_step(task, optimizer), state, given)
     assert {call.args[2] is not None for call in kernel.call_args_list} == {has_segments}
+
+
+def test_a_mask_of_numpy_with_padding_is_not_full():
+    assert not AttentionMask.of_batch(np.array([[1, 1, 0]])).is_full

@@ -182,3 +182,36 @@ def test_every_epoch_has_its_evaluations(per_epoch, evaluations, epochs):
     due = [step.number for step in steps if Step.is_due(step, every)]
     assert len(due) == epochs * min(evaluations, per_epoch)
     assert {per_epoch * epoch for epoch in range(1, epochs + 1)} <= {*due}
+
+
+def test_a_gradient_that_is_not_finite_is_not_saved(tmp_path, tokenizer):
+    one = jnp.float32(1)
+
+    def train_step(state, _):
+        metrics = {"loss": WeightedSum(one, one), "gradient_norm": WeightedSum(one * jnp.nan, one)}
+        return state.replace(step=state.step + 1), metrics
+
+    with (
+        pytest.raises(TrainingError, match="gradient_norm is nan at step 1"),
+        training_of(tmp_path, tokenizer, train_step, len) as run,
+    ):
+        run.save(next(run.steps(log_every=100, eval_every=100)), TrainConfig())
+    assert not [*(tmp_path / "checkpoints").glob("[0-9]*")]
+
+
+@pytest.mark.parametrize(("patience", "last"), [(0, 12), (1, 4), (2, 10), (9, 12)])
+def test_it_ends_after_so_many_evaluations_without_a_better_one(
+    tmp_path, tokenizer, patience, last
+):
+    losses = {2: 3.0, 4: 4.0, 6: 2.0, 8: 3.0, 10: 2.5, 12: 5.0}
+
+    def train_step(state, _):
+        metrics = {"loss": WeightedSum(jnp.float32(1), jnp.float32(1))}
+        return state.replace(step=state.step + 1), metrics
+
+    def evaluate(state):
+        return {"loss": losses[int(state.step)]}
+
+    with training_of(tmp_path, tokenizer, train_step, evaluate) as run:
+        steps = [s.number for s in run.steps(log_every=100, eval_every=2, patience=patience)]
+    assert steps[-1] == last

@@ -17,6 +17,7 @@ from bert_jax.config.schedule import make_rate_schedule, make_schedule
 from bert_jax.config.validation import validate
 from bert_jax.models.heads import SequenceScores
 from bert_jax.training.optimizer import (
+    clip_by_global_norm,
     decayed,
     layer_rates,
     make_optimizer,
@@ -298,3 +299,10 @@ def test_more_steps_than_the_state_counts_are_refused():
     """Such as those of `--config.epochs=4e9`."""
     with refused("8,000,000,000 steps"):
         optimizer_of(OptimizerConfig(), 8_000_000_000)
+
+
+def test_a_gradient_below_the_largest_norm_stays():
+    clip = clip_by_global_norm(1.0)
+    for size, expected in ((0.5, 0.5), (4.0, 1.0)):
+        found, _ = clip.update({"w": np.full(1, size, np.float32)}, clip.init(None))
+        assert found["w"] == expected
