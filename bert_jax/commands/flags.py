@@ -161,7 +161,7 @@ class Parser(argparse.ArgumentParser):
             otherwise = f"{'--help-all' if fields else '--help'} lists the flags"
             otherwise = self.others or f"{otherwise}, and a word after -- is none"
             if name == "--config" or name.startswith("--config."):
-                otherwise = "a recipe and its fields are for `bert-jax pretrain` and `finetune`"
+                otherwise = "a recipe and its fields are for pretrain, finetune, plan and benchmark"
             hint = nearest(name.strip("-").replace("-", "_"), names, otherwise)
             raise UserError(f"{word!r} is not a flag; {hint}")
 

@@ -224,10 +224,12 @@ def start_jax() -> int:
     try:
         return jax.process_count()
     except Exception as error:  # of many types: of a platform that is not there, or of a driver
-        platforms = os.environ.get("JAX_PLATFORMS", "")
+        platforms = os.environ.get("JAX_PLATFORMS")
+        which = f", with JAX_PLATFORMS={platforms!r}" if platforms else ""
+        remedy = "unset it, or name" if platforms else "let JAX_PLATFORMS name"
         raise UserError(
-            f"JAX cannot start, with JAX_PLATFORMS={platforms!r} ({first_line(error)}); unset it, "
-            "or name a platform that JAX is installed for, such as cpu"
+            f"JAX cannot start{which} ({first_line(error)}); {remedy} a platform that JAX is "
+            "installed for, such as cpu"
         ) from error
 
 

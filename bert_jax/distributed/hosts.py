@@ -28,7 +28,7 @@ from bert_jax import console
 from bert_jax.config import recipes
 from bert_jax.config.settings import flatten
 from bert_jax.console import Level
-from bert_jax.errors import CommandError, HostLost, Interrupted, UserError
+from bert_jax.errors import CommandError, HostLost, Interrupted, TrainingError, UserError
 from bert_jax.storage.json_files import write_text
 
 # JAX takes a process for lost after so long without a sign of it, and aborts the others.
@@ -36,6 +36,7 @@ HEARTBEAT_SECONDS = 30
 # A process has so long to report an error of its own before another one's error ends it.
 _GRACE_SECONDS = 2.0
 _STOPPED = "bert_jax/stopped"
+_KINDS = {kind.exit_code: kind for kind in (UserError, TrainingError, Interrupted, HostLost)}
 
 T = TypeVar("T")
 _calls = itertools.count()
@@ -174,7 +175,10 @@ def broadcast_from_main(function: Callable[[], T]) -> T:
 
 
 def run_on_all_hosts(action: Callable[[], T]) -> T:
-    """Return an action's result once all processes have run it; raise an error of one on all."""
+    """Return an action's result once all processes have run it; raise an error of one on all.
+
+    What is raised ends each process with the exit code of the first that failed.
+    """
     if count() == 1:
         return action()
     result: Any = None
@@ -183,14 +187,15 @@ def run_on_all_hosts(action: Callable[[], T]) -> T:
         result = action()
     except CommandError as caught:
         error = caught
-    outcomes = gather([socket.gethostname(), error and str(error)])
-    texts = [text for _, text in outcomes]
+    outcomes = gather([socket.gethostname(), error and str(error), error and error.exit_code])
+    texts = [text for _, text, _ in outcomes]
     if not any(texts):
         return result
+    kind = next(_KINDS[code] for *_, code in outcomes if code)
     if len(set(texts)) == 1:  # the same mistake on all hosts
-        raise UserError(texts[0]) from error
-    failed = [f"host {i} ({name}): {text}" for i, (name, text) in enumerate(outcomes) if text]
-    raise UserError("; ".join(failed)) from error
+        raise kind(texts[0]) from error
+    failed = [f"host {i} ({name}): {text}" for i, (name, text, _) in enumerate(outcomes) if text]
+    raise kind("; ".join(failed)) from error
 
 
 def write_on_main(path: Path, content: str) -> None:
