@@ -85,7 +85,7 @@ def test_help_lists_the_fields_of_a_recipe(bert_jax_main, capsys):
         ("zzz", "choose one of prepare, "),
         ("--vresion", "did you mean --version?"),
         ("export a b --head=maskedlm", "did you mean masked-lm?"),
-        ("prepare --config=small a b", "a recipe and its fields are for `bert-jax pretrain`"),
+        ("prepare --config=small a b", "a recipe and its fields are for pretrain"),
         ("fill-mask runs/tiny a [MASK]", "'[MASK]' is one word too many"),
         ("export a", "DST; see `bert-jax export --help`"),
         ("pretrain --wrokdir=x", "did you mean --workdir=x?"),

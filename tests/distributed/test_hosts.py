@@ -22,7 +22,7 @@ from training_runs import pretraining_flags, read_state, records
 from bert_jax.commands import main as commands
 from bert_jax.config import DataConfig, TokenizerConfig
 from bert_jax.distributed import hosts as hosts_lib
-from bert_jax.errors import UserError
+from bert_jax.errors import TrainingError, UserError
 from bert_jax.text import prepare as prepare_lib
 from bert_jax.text.store import open_store
 
@@ -355,6 +355,17 @@ def test_fine_tuning_on_two_hosts(store, folder, monkeypatch):
     for one, other in zip(of_two, again, strict=True):
         assert one["prediction"] == other["prediction"]
         assert one["probability"] == pytest.approx(other["probability"], rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", [UserError, TrainingError])
+def test_an_error_of_one_host_keeps_its_kind(monkeypatch, kind):
+    def fail():
+        raise kind("the disk is full")
+
+    monkeypatch.setattr(hosts_lib, "count", lambda: 2)
+    monkeypatch.setattr(hosts_lib, "gather", lambda value: [["first", None, None], value])
+    with pytest.raises(kind, match=r"host 1 \(.*\): the disk is full"):
+        hosts_lib.run_on_all_hosts(fail)
 
 
 def test_a_host_that_does_not_come(folder):
