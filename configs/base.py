@@ -2,6 +2,8 @@
 
     bert-jax pretrain --config=base --config.data.source='text/*.txt' --workdir=runs/base
 
+The tokenizer keeps accents, which Google's uncased one strips: `tokenizer.strip_accents=True`.
+
 Published, on Wikipedia and BooksCorpus: GLUE 79.6, SQuAD 1.1 88.5 F1 (Devlin et al. 2019, uncased).
 """
 

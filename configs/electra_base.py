@@ -2,7 +2,10 @@
 
     bert-jax pretrain --config=electra_base --config.data.source='text/*.txt' --workdir=runs/electra
 
-Fine-tune it at a rate of 1e-4 with a layer decay of 0.8, for 3 epochs, or 10 on small data.
+Fine-tune it at a rate of 1e-4 with a layer decay of 0.8, for 3 epochs, 2 on SQuAD, or 10 on small
+data. In the original most sequences are two segments of one document, with a token type each, and
+accents are stripped (`tokenizer.strip_accents`). Here a sequence is a block of text, so the second
+token type is untrained until pairs are fine-tuned on.
 Published, on Wikipedia and BooksCorpus, four days on 16 TPU v3 chips: GLUE dev 85.1, of BERT-base
 82.2 (Clark et al. 2020, tables 1 and 6).
 """

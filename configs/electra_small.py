@@ -3,7 +3,10 @@
     bert-jax pretrain --config=electra_small --config.data.source='text/*.txt' \
         --workdir=runs/electra
 
-Fine-tune it at a rate of 3e-4 with a layer decay of 0.8, for 3 epochs, or 10 on small data.
+Fine-tune it at a rate of 3e-4 with a layer decay of 0.8, for 3 epochs, 2 on SQuAD, or 10 on small
+data. In the original most sequences are two segments of one document, with a token type each, and
+accents are stripped (`tokenizer.strip_accents`). Here a sequence is a block of text, so the second
+token type is untrained until pairs are fine-tuned on.
 Published, on Wikipedia and BooksCorpus, four days on a V100: GLUE dev 79.9, of a BERT of that size
 75.1 (Clark et al. 2020, tables 1 and 6, and google-research/electra).
 """

@@ -4,6 +4,8 @@
         --workdir=runs/roberta
 
 Raise `optimizer.microbatches` until a step's sequences fit into memory; the result stays the same.
+After the warm-up the rate is on Google's line, which falls from the first step on. That is 5% below
+fairseq's, which falls from the end of the warm-up.
 
 Published, on 160 GB of text: MNLI 87.6, SST-2 94.8 (fairseq's release; the settings: Liu et al.
 2019, table 9).

@@ -6,7 +6,7 @@ is the width of the embeddings. `objectives.replaced_tokens` pretrains it.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -39,6 +39,8 @@ class ElectraConfig(ModelConfig):
     """
 
     model_type: str = setting("electra", "architecture")
+    # Google's ELECTRA has the form of BERT's first release.
+    hidden_act: Literal["gelu", "gelu_new", "relu"] = setting("gelu", "activation function")
     embedding_size: int = setting(0, "width of embeddings; 0: hidden_size", SIZE_OR_ZERO)
     generator_hidden_size: float = setting(
         0.25, "size of the generator as a share; 0: the encoder itself", SHARE_OR_ALL

@@ -36,7 +36,8 @@ _SCORED, _READ, _EXPANSION = 1, 2, 3
 class LateInteractionConfig(TaskConfig):
     """Settings of late interaction.
 
-    Source: Khattab and Zaharia 2020 (ColBERT); of the names and the defaults, PyLate.
+    Source: Khattab and Zaharia 2020 (ColBERT). The defaults are PyLate's, but for tokens that mark
+    texts or are skipped, of which there are none.
 
     >>> LateInteractionConfig().size
     128

@@ -14,5 +14,5 @@ def get_config() -> FinetuneConfig:
     return FinetuneConfig(
         epochs=3.0,
         data=DataFiles(max_length=128, batch_size=32),
-        optimizer=OptimizerConfig(learning_rate=3e-5, warmup_fraction=0.1),
+        optimizer=OptimizerConfig(name="adamw", learning_rate=3e-5, warmup_fraction=0.1),
     )

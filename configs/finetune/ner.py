@@ -16,5 +16,5 @@ def get_config() -> FinetuneConfig:
         epochs=3.0,
         task=TaskConfig(kind="token_classification"),
         data=DataFiles(text="tokens", label="ner_tags", max_length=128, batch_size=32),
-        optimizer=OptimizerConfig(learning_rate=5e-5, warmup_fraction=0.1),
+        optimizer=OptimizerConfig(name="adamw", learning_rate=5e-5, warmup_fraction=0.1),
     )
