@@ -165,8 +165,9 @@ class BucketedBatches:
             multiple = _MULTIPLE * self.per_sequence
             longest = np.minimum(-(-longest // multiple) * multiple, fits)
         self.lengths = choose_lengths(longest, fits)  # in rising order
-        tokens = batcher.tokens * self.per_sequence
-        self.padding = 1 - tokens / float(pad_to(longest, self.lengths).mean())
+        rows = self._per_epoch * batch_size // self.per_sequence  # some of the last batch are empty
+        tokens = len(batcher.lengths) * batcher.tokens
+        self.padding = 1 - tokens / (rows * float(pad_to(longest, self.lengths).mean()))
 
     def __len__(self) -> int:
         return self._steps

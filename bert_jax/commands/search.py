@@ -3,7 +3,7 @@
     bert-jax search my.index "how to remove a file"
 
 Each line has a score, then the file and the line of the text, and how the text begins. The score is
-a cosine, at most 1 to within 1e-4; of late interaction a sum of such, of sparse vectors their
+a cosine, at most 1 to within 5e-4; of late interaction a sum of such, of sparse vectors their
 product; or that of the reranker.
 With - for QUERY, the queries are the lines of stdin.
 """

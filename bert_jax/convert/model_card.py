@@ -93,11 +93,12 @@ def _records(
 def _scores(source: Any, run: Any, results: Mapping[str, Any], dropped: Sequence[str]) -> list[str]:
     """Return a table of held-out scores beside their baselines, as far as they are recorded."""
     if isinstance(run, TrainConfig):
-        scores, baselines = checkpoint.read_scores(source), results.get("baselines", {})
+        scores, objective = checkpoint.read_scores(source), make_objective(run)
         if scores is None and str(results.get("step")) == source.name:
             scores = results.get("scores")
+        baselines = results.get("baselines", {}) | objective.moving_baselines(scores or {})
         rows = []
-        for figure in make_objective(run).figures:
+        for figure in objective.figures:
             name, form = figure.name, figure.form
             if scores and name in scores and figure.baseline:
                 other = f"{baselines[name]:{form}} ({figure.baseline})" if name in baselines else ""
@@ -107,6 +108,9 @@ def _scores(source: Any, run: Any, results: Mapping[str, Any], dropped: Sequence
         summary = results.get("summary", [])
         columns = ("", *summary[0]["scores"]) if summary else ()
         scored = {f"this model, on {code_span(k)}": v for k, v in results.get("scores", {}).items()}
+        if scored and _is_tuned(next(iter(scored.values())), summary):
+            first = next(iter(scored))
+            scored = {f"{first}, on which it was tuned": scored.pop(first), **scored}
         # The runs of single seeds are this model, or no better.
         scored |= {r["name"]: r["scores"] for r in summary if not r["name"].startswith("seed ")}
         rows = [
@@ -119,6 +123,14 @@ def _scores(source: Any, run: Any, results: Mapping[str, Any], dropped: Sequence
     note = f"Measured with heads that are not in this repository: {', '.join(dropped)}."
     lines = [f"| {' | '.join(line)} |" for line in (columns, ["---"] * len(columns), *rows)]
     return ["## Scores on held-out examples", note if dropped else "", "\n".join(lines)]
+
+
+def _is_tuned(scores: Mapping[str, float], summary: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the scores on the first held-out set are those of no run as it was trained."""
+    return not any(
+        all(abs(scores.get(name, value) - value) < 1e-4 for name, value in row["scores"].items())
+        for row in summary
+    )
 
 
 def _training(source: Any, run: Any, results: Any, origin: str) -> list[str]:
@@ -135,7 +147,10 @@ def _training(source: Any, run: Any, results: Any, origin: str) -> list[str]:
         # Without a file, GLUE's task has data of its own.
         name = _short(run.data.train) or run.task.glue
         examples = code_span(name) if name else "examples in memory"
-        lines.append(f"Fine-tuned for {run.task.kind} on {examples}, {epochs(run.epochs)}.")
+        lines.append(
+            f"Fine-tuned for {run.task.kind} on {examples}: the best evaluation of at most "
+            f"{epochs(run.epochs)}."
+        )
         if run.data.eval:
             held_out = code_span(_short(run.data.eval))
             lines.append(f"Its held-out examples are those of {held_out}.")

@@ -281,10 +281,12 @@ def finetuning_start(run: TaskRun, batches: BucketedBatches) -> None:
     seeds = f"seed {config.seed}"
     if config.seeds > 1:
         seeds = f"seeds {config.seed} to {config.seed + config.seeds - 1}"
-    count = batches.per_sequence
-    longest = Stage(max_length=count * train.longest, batch_size=config.data.batch_size // count)
+    count, choices = batches.per_sequence, train.features.choices
     packed = train.features.is_packed
+    longest = Stage(max_length=count * train.longest, batch_size=config.data.batch_size // count)
     held = "sequences" if count == 1 else f"sequences, of {count} examples each,"
+    if choices > 1 and not packed:
+        held = f"examples, of {choices} sequences each,"
     print_on_main(
         f"bert-jax   {header.versions()}\n"
         f"config     {run.recipe or 'given from Python'}, {seeds}\n"
@@ -296,7 +298,8 @@ def finetuning_start(run: TaskRun, batches: BucketedBatches) -> None:
         f"padding    {train.padding:.0%} at length {length}; {batches.padding:.0%} with lengths "
         f"{', '.join(map(str, batches.lengths))}\n"
         f"batch      {longest.batch_size} {held} of at most {longest.max_length} tokens\n"
-        f"steps      {len(batches):,}, which is {console.epochs(config.epochs)}\n"
+        f"steps      {len(batches):,}, which is "
+        f"{console.epochs(len(batches) / run.steps_per_epoch)}\n"
         f"rate       {header.rate(run.rate, config.optimizer)}"
     )
     unknown, tokens = train.unknown
@@ -356,7 +359,7 @@ def tuned(
     for name, value in chosen.items():
         if changed and value != values[name]:
             number = f" {value:.6g}" if isinstance(value, float) else ""  # else one a label
-            print_on_main(f"tuned      task.{name}{number}: {', '.join(changed)}")
+            print_on_main(f"tuned      task.{name}{number}: {', '.join(changed)}", Level.RESULTS)
 
 
 def finetuning_end(

@@ -85,7 +85,9 @@ class Run:
     @property
     def largest(self) -> Stage:
         """The length and the number of the longest sequences of a step."""
-        return Stage(self.examples.train.longest, self.config.data.batch_size)
+        features = self.examples.train.features
+        count = 1 if features.is_packed else features.choices
+        return Stage(self.examples.train.longest, self.config.data.batch_size * count)
 
     @property
     def steps_per_epoch(self) -> int:

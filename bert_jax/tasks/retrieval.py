@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -152,10 +152,21 @@ class Retrieval(Task):
     ) -> dict[str, dict[str, float]]:
         collection = _Collection(held_out)
         found = bm25.baselines(collection.passages, collection.queries, _RANKED + 1)
-        return {name: collection.scores(top.indices) for name, top in found.items()}
+        # A text without a word of the query is not found.
+        return {
+            name: collection.scores(
+                [i[s > 0].tolist() for i, s in zip(top.indices, top.scores, strict=True)]
+            )
+            for name, top in found.items()
+        }
 
     def constant_score(self, examples: Sequence[Example]) -> float:
-        return 0.0
+        """Return the score of passages in the order in which they are given."""
+        if not self.is_retrieval:
+            return 0.0
+        collection = _Collection(examples)
+        order = [*range(min(_RANKED + 1, len(collection.passages)))]
+        return self.mean_score(collection.scores([order] * len(collection.queries)))
 
     def file_fields(self, example: Example, prediction: Any) -> dict[str, Any]:
         fields = super().file_fields(example, prediction)
@@ -259,17 +270,15 @@ class _Collection:
         self.queries, self.passages = list(relevant), list(passages)
         self.relevance = list(relevant.values())
 
-    def scores(self, rankings: np.ndarray) -> dict[str, float]:
-        """Return how good rankings are, of one passage more than MAP looks at, [Q, K + 1].
+    def scores(self, rankings: Iterable[Iterable[int]]) -> dict[str, float]:
+        """Return how good rankings are, each of one passage more than MAP looks at, or fewer.
 
         A passage that is the query itself is no result, unless the query asks for it. Source: BEIR,
         which ignores identical ids.
         """
         kept = [
             [i for i in ranking if self.passages[i] != query or i in relevant][:_RANKED]
-            for ranking, query, relevant in zip(
-                rankings.tolist(), self.queries, self.relevance, strict=True
-            )
+            for ranking, query, relevant in zip(rankings, self.queries, self.relevance, strict=True)
         ]
         scores = metrics.ranking_scores(kept, self.relevance, (1, 10))
         return {name: float(scores[name].mean()) for name in RETRIEVAL_METRICS}

@@ -129,6 +129,10 @@ class Training:
                     f"{reason} after step {step.number}: saved; the same command resumes from there"
                 )
             if scores and 0 < patience <= since_best:
+                hosts.print_on_main(
+                    f"stopped    after step {step.number:,} of {step.last:,}, as "
+                    f"{console.counted(since_best, 'evaluation')} had no better score"
+                )
                 return
 
     def _dispatched(self) -> Iterator[Step]:

@@ -47,7 +47,7 @@ class Progress(Work):
         self._has_expected = True
         form = "%H:%M" if left < _DAY / 2 else "%Y-%m-%d %H:%M"
         end = time.strftime(form, time.localtime(time.time() + left))
-        return f"training   ends in {duration(left)}, at {end}"
+        return f"training   its steps end in {duration(left)}, at {end}, without evaluations"
 
     def speed_and_left(self) -> str:
         """Return the speed of the last log and the time left, for a line."""

@@ -140,16 +140,33 @@ def test_a_fine_tuned_model(tiny_finetuning, tmp_path):
     assert "|  | accuracy | f1 | matthews |\n" in text
     assert f"\n| this model, on `eval` | {rate:.4f} |" in text
     assert "| best constant prediction | " in text
-    assert "Fine-tuned for classification on `train.tsv`, 1 epoch." in text
+    expected = (
+        "Fine-tuned for classification on `train.tsv`: the best evaluation of at most 1 epoch."
+    )
+    assert expected in text
     assert card(tiny_finetuning.bert, tmp_path)[1] == text
 
 
+def test_scores_that_were_tuned_say_so():
+    run, row = FinetuneConfig(), {"name": "seed 0", "scores": {"f1": 0.2, "map": 0.7}}
+    for f1, title in (
+        (0.2, "this model, on `eval`"),
+        (0.6, "this model, on `eval`, on which it was"),
+    ):
+        scores = {"eval": {"f1": f1, "map": 0.7, "loss": 1.0}, "test": {"f1": 0.5, "map": 0.6}}
+        results = {"summary": [row], "scores": scores}
+        *_, table = model_card._scores(None, run, results, [])
+        assert f"| {title}" in table
+        assert ("tuned" in table) == (f1 != 0.2)
+
+
 def test_what_a_model_was_fine_tuned_on(tiny_finetuning_config):
+    most = ": the best evaluation of at most 1 epoch."
     for train, held_out, glue, expected in (
-        ("a/x.tsv", "b/y.tsv", "", "`x.tsv`, 1 epoch. Its held-out examples are those of `y.tsv`."),
-        ("", "b/y.tsv", "", "examples in memory, 1 epoch. Its held-out examples are those of"),
-        ("a/x.tsv", "", "", "`x.tsv`, 1 epoch."),
-        ("", "", "sst2", "`sst2`, 1 epoch."),
+        ("a/x.tsv", "b/y.tsv", "", f"`x.tsv`{most} Its held-out examples are those of `y.tsv`."),
+        ("", "b/y.tsv", "", f"examples in memory{most} Its held-out examples are those of"),
+        ("a/x.tsv", "", "", f"`x.tsv`{most}"),
+        ("", "", "sst2", f"`sst2`{most}"),
     ):
         config = copy.deepcopy(tiny_finetuning_config)
         config.data.train, config.data.eval, config.task.glue = train, held_out, glue

@@ -192,7 +192,15 @@ def test_a_text_is_no_result_of_itself():
     predictions = [np.stack([vectors[text] for text in each.texts]) for each in examples]
     assert retrieval.score(examples, predictions)["recall@1"] == 1.0
     found = retrieval.baselines([], examples)["BM25"]
-    assert found["recall@1"] == 1.0  # "c", which asks for itself, and the others' only rest
+    assert found["recall@1"] == pytest.approx(1 / 3)  # of "c"; the others have no word of theirs
+
+
+def test_a_constant_has_the_score_of_passages_in_their_order():
+    examples = [Example(None, "", (f"query {i}", f"passage {i}"), 1.0) for i in range(5)]
+    ranks = np.arange(1, 6)
+    assert task().constant_score(examples) == pytest.approx(np.mean(1 / np.log2(ranks + 1)))
+    predictions = [np.ones((2, 4), np.float32)] * 5
+    assert task().score(examples, predictions)["ndcg@10"] == task().constant_score(examples)
 
 
 def test_scores_of_similarity():

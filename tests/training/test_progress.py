@@ -50,7 +50,9 @@ def test_the_end_is_expected_once(clock):
         assert progress.logged(2, "a speed") == ""  # of one second, which says little
         clock[0] += 9
         first = progress.logged(11, "a speed")
-        assert re.fullmatch(r"training   ends in 1 min 29 s, at \d\d:\d\d", first)
+        assert re.fullmatch(
+            r"training   its steps end in 1 min 29 s, at \d\d:\d\d, without evaluations", first
+        )
         assert progress.logged(12, "a speed") == ""
 
 
