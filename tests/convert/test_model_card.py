@@ -16,6 +16,7 @@ import yaml
 from model_folders import TASKS, fine_tuned
 
 import bert_jax
+from bert_jax.config import FinetuneConfig
 from bert_jax.convert import model_card
 from bert_jax.errors import UserError
 from bert_jax.tasks import make_task
