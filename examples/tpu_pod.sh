@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # BERT-large on a slice of a TPU pod, started again after every preemption: bash examples/tpu_pod.sh
 # Run it in the repository's folder, in tmux, where gcloud is logged in. It ends when training ends.
+# With an ssh-agent, first: ssh-add ~/.ssh/google_compute_engine (gcloud needs it for several hosts).
 # Give other values as variables: TYPE=v4-32 RUNTIME=tpu-ubuntu2204-base bash examples/tpu_pod.sh
 # Change: in examples/tpu_host.sh the recipe and the folders.
 set -euo pipefail
@@ -11,14 +12,13 @@ runtime=${RUNTIME:-v2-alpha-tpuv5-lite}
 bucket=${BUCKET:-gs://my-bucket/bert}  # in the region of the slice; the text is in its stores/mine
 
 state() {
-  local answer
-  if answer=$(gcloud compute tpus queued-resources describe "$name" --zone="$zone" \
-    --format='value(state.state)' 2>&1); then
-    echo "$answer"
-  elif [[ $answer == *NOT_FOUND* ]]; then
+  if gcloud compute tpus queued-resources describe "$name" --zone="$zone" \
+    --format='value(state.state)' 2>"$errors"; then
+    return
+  elif grep -q NOT_FOUND "$errors"; then
     echo none
   else
-    echo "$answer" >&2  # and look again
+    cat "$errors" >&2  # and look again
   fi
 }
 
@@ -33,8 +33,9 @@ train() {
     on_every_host "bash bert-jax/examples/tpu_host.sh $bucket"
 }
 
-archive=$(mktemp)
-trap 'rm -f "$archive"' EXIT
+archive=$(mktemp) errors=$(mktemp)
+trap 'rm -f "$archive" "$errors"' EXIT
+failures=0  # one after the other, within ten minutes each
 while true; do
   case $(state) in
     none)
@@ -42,14 +43,16 @@ while true; do
         --accelerator-type="$type" --runtime-version="$runtime" --spot || true
       ;;
     ACTIVE)
-      code=0
+      code=0 began=$SECONDS
       train || code=$?
       case $code in
         0 | 101 | 102) break ;;  # finished, or the last lines say what is wrong
       esac
+      if ((SECONDS - began < 600)); then failures=$((failures + 1)); else failures=0; fi
+      if ((failures == 20)); then break; fi
       ;;
     SUSPENDED | FAILED)  # preempted: it stays so
-      gcloud compute tpus queued-resources delete "$name" --zone="$zone" --force --quiet
+      gcloud compute tpus queued-resources delete "$name" --zone="$zone" --force --quiet || true
       ;;
   esac
   sleep 60

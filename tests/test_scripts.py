@@ -128,7 +128,7 @@ def run_block(block: str, folder: Path) -> list[list[str]]:
         program.write_text(
             "#!/bin/sh\n"
             f'{{ printf "%s\\0" "{name}" "$@"; printf "\\0"; }} >> {log}\n'
-            'case "$*" in *describe*) echo ACTIVE ;; esac\n'
+            'case "$*" in *describe*) echo ACTIVE ;; *terminalState*) echo Completed ;; esac\n'
         )
         program.chmod(0o755)
     environment = {"PATH": f"{programs}:/usr/bin:/bin"}

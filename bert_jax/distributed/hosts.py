@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -82,7 +83,9 @@ def connect(
         if detect and reason.startswith("coordinator_address"):
             return  # JAX detected no cluster
         address = global_state.coordinator_address or "other processes"
-        raise UserError(
+        # What a cluster does not say yet, it may say later.
+        is_of_flags = not detect or isinstance(error, ValueError | TypeError)
+        raise (UserError if is_of_flags else HostLost)(
             f"cannot connect to {address} ({reason}); set all of --coordinator_address, "
             "--num_processes and --process_id, or --num_processes=1 to run this process alone"
         ) from error
@@ -90,6 +93,8 @@ def connect(
         timer.cancel()
     if count() == 1:  # a cluster of one
         jax.distributed.shutdown()
+        if handler := signal.getsignal(signal.SIGTERM):  # in place of JAX's, which only notes it
+            signal.signal(signal.SIGTERM, handler)
         return
     _watcher = threading.Thread(target=_watch, daemon=True)
     _watcher.start()
@@ -110,6 +115,9 @@ def _check_address(address: str, *, bind: bool) -> None:
 
 def _runs_alone() -> bool:
     """Return whether this process is alone, though JAX would detect a cluster."""
+    # Under Slurm, the daemons of mpirun are a step of their own.
+    if size := os.environ.get("OMPI_COMM_WORLD_SIZE"):
+        return size == "1"
     # In a shell of a Slurm allocation SLURM_NTASKS counts what srun has yet to start.
     if os.environ.get("SLURM_STEP_NUM_TASKS") == "1":
         return True
@@ -125,9 +133,10 @@ def _has_whole_node() -> bool:
     """
     if os.environ.get("JAX_LOCAL_DEVICE_IDS"):
         return False
+    if local := os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE"):
+        return local == "1"
     nodes = os.environ.get("SLURM_STEP_NUM_NODES", "")
-    local = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE")
-    return local == "1" or nodes == os.environ.get("SLURM_STEP_NUM_TASKS")
+    return nodes == os.environ.get("SLURM_STEP_NUM_TASKS")
 
 
 def count() -> int:

@@ -22,7 +22,7 @@ from training_runs import pretraining_flags, read_state, records
 from bert_jax.commands import main as commands
 from bert_jax.config import DataConfig, TokenizerConfig
 from bert_jax.distributed import hosts as hosts_lib
-from bert_jax.errors import TrainingError, UserError
+from bert_jax.errors import HostLost, TrainingError, UserError
 from bert_jax.text import prepare as prepare_lib
 from bert_jax.text.store import open_store
 
@@ -409,6 +409,40 @@ def test_wrong_arguments(state, arguments, key_words):
         hosts_lib.connect(*arguments)
 
 
+@pytest.mark.parametrize(
+    ("environment", "is_alone", "has_node"),
+    [
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, False, True),
+        ({"OMPI_COMM_WORLD_SIZE": "24", "OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, False, False),
+        ({"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, True, True),
+        ({}, True, True),
+    ],
+)
+def test_mpirun_within_slurm(monkeypatch, environment, is_alone, has_node):
+    """Its daemons are a step of one task on each node."""
+    step = {"SLURM_JOB_ID": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1"}
+    for name in ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "JAX_LOCAL_DEVICE_IDS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in (step | environment).items():
+        monkeypatch.setenv(name, value)
+    assert hosts_lib._runs_alone() == is_alone
+    assert hosts_lib._has_whole_node() == has_node
+
+
+def test_a_cluster_of_one_ends_by_sigterm():
+    """JAX's handler, which connecting installs, only notes the signal."""
+    code = (
+        "import os, signal, time; from bert_jax.distributed import hosts; "
+        "hosts._runs_alone = lambda: False; hosts.connect(); "  # as on a TPU, which may be alone
+        "os.kill(os.getpid(), signal.SIGTERM); time.sleep(5)"
+    )
+    rank = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    rank |= {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+    rank |= {"OMPI_MCA_orte_hnp_uri": f"1.0;tcp://127.0.0.1:{free_port()}"}
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **rank})
+    assert done.returncode == -signal.SIGTERM
+
+
 SLURM = {
     "SLURM_JOB_ID": "1234",
     "SLURM_STEP_NODELIST": "node[07-09]",
@@ -451,6 +485,6 @@ def test_the_place_in_a_cluster(monkeypatch, state, environment, place):
         assert hosts_lib.count() == 1
     else:
         address, index, devices = place
-        with pytest.raises(UserError, match=f"cannot connect to {address} .as process {index}"):
+        with pytest.raises(HostLost, match=f"cannot connect to {address} .as process {index}"):
             hosts_lib.connect()
         assert updates.get("jax_cuda_visible_devices") == devices
