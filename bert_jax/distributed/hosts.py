@@ -93,7 +93,8 @@ def connect(
         timer.cancel()
     if count() == 1:  # a cluster of one
         jax.distributed.shutdown()
-        if handler := signal.getsignal(signal.SIGTERM):  # in place of JAX's, which only notes it
+        handler = signal.getsignal(signal.SIGTERM)
+        if handler is not None:  # of Python, in place of JAX's, which only notes the signal
             signal.signal(signal.SIGTERM, handler)
         return
     _watcher = threading.Thread(target=_watch, daemon=True)
