@@ -60,6 +60,9 @@ KNOWN = {
     "ssh cluster": "another machine",
     "rsync ": "the same",
     "tar ": "what another machine does",
+    "mkdir -p runs": "for what is fetched",
+    "until kubectl": "a cluster",
+    "grep .": "the same",
 }
 
 

@@ -277,18 +277,21 @@ class Classification(TextTask):
         }
 
     def draw(self, path: Path, examples: Sequence[Example], predictions: Sequence[Any]) -> None:
-        """Draw the confusion matrix, as shares of each actual class."""
+        """Draw the confusion matrix, as shares of each actual class, whose examples are counted."""
         # Imported here: it takes longer than reading the data.
         from matplotlib.figure import Figure
         from sklearn.metrics import ConfusionMatrixDisplay
 
+        actual = [self.labels.index(example.label) for example in examples]
+        counts = np.bincount(actual, minlength=len(self.labels))
+        shown = [_shown(label) for label in self.labels]
         size = min(3 + 0.55 * len(self.labels), _MAX_INCHES)
         figure = Figure(figsize=(size + 1, size), layout="constrained")
         ConfusionMatrixDisplay.from_predictions(
-            [self.labels.index(example.label) for example in examples],
+            actual,
             [int(self.answer(each).argmax()) for each in predictions],
             labels=range(len(self.labels)),
-            display_labels=[_shown(label) for label in self.labels],
+            display_labels=shown,
             normalize="true",
             include_values=len(self.labels) <= 30,
             values_format=".0%",
@@ -297,6 +300,8 @@ class Classification(TextTask):
             im_kw={"vmin": 0, "vmax": 1},
             ax=figure.subplots(),
         )
+        counted = [f"{label} ({count:,})" for label, count in zip(shown, counts, strict=True)]
+        figure.axes[0].set_yticklabels(counted)
         if len(self.labels) > _MAX_NAMED:
             figure.axes[0].set(xticks=[], yticks=[])
         save_figure(figure, path)

@@ -101,7 +101,8 @@ def draw(
             kept = [each for each in records if each["split"] == split and key in each]
             if kept and not (split == "eval" and metric in _OF_OPTIMIZER):
                 x, y = ([record[axis] for record in kept] for axis in ("step", key))
-                (drawn[label],) = axes.plot(x, y, label=label, **_STYLES[label])
+                style = _STYLES[label] | ({"marker": "o", "ms": 3.5} if len(x) == 1 else {})
+                (drawn[label],) = axes.plot(x, y, label=label, **style)
         if metric in baselines:
             label = "without a model"
             drawn[label] = axes.axhline(baselines[metric], label=label, **_STYLES[label])

@@ -103,6 +103,7 @@ function heatMap({ rows, columns, size, label, describe, readout, hint, onpick, 
     event.preventDefault();
     const [i, j] = chosen ?? [0, 0], [down, right] = chosen ? steps[event.key] : [0, 0];
     pick(i + down, j + right);
+    cursor.scrollIntoView({ block: "nearest", inline: "nearest" });
   });
   const [width, height] = [size * columns.length, size * rows.length];
   const style = `--cell: ${size}px; --width: ${width}px; --height: ${height}px`;

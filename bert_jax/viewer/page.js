@@ -284,6 +284,7 @@ function openView() {
   state.layer = Math.max(view.first, state.layer);
   for (const tab of document.querySelectorAll("[role=tab]")) {
     tab.setAttribute("aria-selected", tab.id === `tab-${view.id}`);
+    tab.tabIndex = tab.id === `tab-${view.id}` ? 0 : -1;
   }
   for (const each of document.querySelectorAll(".texts button")) {
     each.setAttribute("aria-pressed", each.value === String(state.text));
@@ -343,6 +344,14 @@ function marked(text, [start, end]) {
 
 /** Return what a fine-tuned model predicts for the text. */
 function prediction() {
+  const length = currentText().predictionLength, parts = predictionParts();
+  return length ? [h("p", { class: "warning" },
+    `The prediction reads at most ${length} tokens at once; what is below is of one sequence.`),
+  ...parts] : parts;
+}
+
+/** Return the values of a prediction. */
+function predictionParts() {
   const found = currentText().prediction ?? {};
   const { tokens, labels, answer, probability, probabilities, ...rest } = found;
   const field = (name, ...value) => h("p", { class: "field" }, h("span", {}, name), " ", ...value);

@@ -19,6 +19,7 @@ function openModel(panel) {
   panel.append(
     h("div", { class: "hint" }, "Each square is the map of a head, with a row for each query and a ",
       `column for each key. Click one to read it. ${secondStart < length ? BOUNDARY : ""}`,
+      length > size ? " In these small ones a pixel is the largest weight of several. " : "",
       legend("0%", "100%", SHARES)),
     h("div", { class: "box" }, grid), dialog);
 
@@ -77,7 +78,7 @@ function openModel(panel) {
     const shade = shades(SHARES), { text } = state;
     if (drawn === colour("paper")) return; // What is chosen changes nothing here.
     drawn = colour("paper");
-    if (state.map && !dialog.open) open(state.layer, state.head);
+    if (state.map) open(state.layer, state.head); // also in new colours
     for (const index of range(1, count + 1)) {
       const layer = await getLayer(text, index);
       if (!grid.isConnected) return;

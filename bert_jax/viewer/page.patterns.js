@@ -2,7 +2,7 @@
 
 /** Build the patterns view. */
 function openPatterns(panel) {
-  const { names, explanations, values, uniform, texts, tokens } = data.patterns;
+  const { names, explanations, values, uniform, texts, tokens, truncated } = data.patterns;
   const shown = names.filter((name) => values[name].flat().some((value) => value !== null));
   const readout = readoutLine(), body = h("tbody");
   const counted = (list) => list.map((_, i) => String(i + 1));
@@ -29,7 +29,8 @@ function openPatterns(panel) {
     scope: "col", class: shown.includes(column) ? "share" : "number",
   }, button({ title: explanations[column] ?? "", onclick: () => sortBy(column) }, title(column))));
   panel.append(
-    h("div", { class: "hint" }, `Means over ${count(texts, "text")} with ${count(tokens, "token")}. `,
+    h("div", { class: "hint" }, `Means over ${count(texts, "text")} with ${count(tokens, "token")}` +
+      `${truncated ? `; ${count(truncated, "text")} truncated to the model’s positions` : ""}. `,
       "In each map a row is a layer and a column a head. All have one scale.",
       legend("0%", "100%", SHARES)),
     h("section", {}, h("div", { class: "patterns" }, ...figures), readout),

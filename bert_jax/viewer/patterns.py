@@ -103,6 +103,7 @@ class Patterns:
         return {
             "texts": self.num_texts,
             "tokens": self.num_tokens,
+            "truncated": self.num_truncated,
             "names": list(EXPLANATIONS),
             "explanations": EXPLANATIONS,
             "values": values,

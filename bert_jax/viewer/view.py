@@ -48,6 +48,8 @@ class AttentionView:
       prediction: of a fine-tuned model, as in `Bert.predict`; None of a pretrained one, and where
         the task does not take such texts.
       is_truncated: whether the text is longer than the model's positions.
+      prediction_length: the most tokens that the prediction reads at once, where the text has more;
+        0 otherwise.
 
     >>> view = getfixture("tiny_bert").attention("A river bank.")
     >>> view.maps.shape == (2, 2, len(view.tokens), len(view.tokens))
@@ -67,6 +69,7 @@ class AttentionView:
     guesses: Mapping[int, Sequence[Sequence[tuple[str, float]]]]
     prediction: Mapping[str, Any] | None
     is_truncated: bool
+    prediction_length: int = 0
 
     @property
     def tokens(self) -> list[str]:
@@ -133,21 +136,29 @@ def view(model: LoadedModel, texts: Sequence[str]) -> AttentionView:
         output_queries_keys=True,
     )
     layers = output.queries_keys
-    states = _by_layer(output.hidden_states)
+    states, maps = _by_layer(output.hidden_states), _by_layer(output.attentions)
+    refuse(
+        not (np.isfinite(states).all() and np.isfinite(maps).all()),
+        "the model computes numbers for this text that are not finite, which no page can show",
+        fix="load it as float32, or take another checkpoint",
+    )
+    prediction = predict_texts(model, texts)
+    is_longer = prediction is not None and (is_truncated or count > model.data.max_length)
     return AttentionView(
         model=repr(model),
         tokenizer=tokenizer,
         texts=texts,
         input_ids=input_ids,
         second_start=second_start,
-        maps=_by_layer(output.attentions),
+        maps=maps,
         queries=_by_layer(layer.query for layer in layers)[..., :count, :],
         keys=_by_layer(layer.key for layer in layers)[..., :count, :],
         position_scores=_position_scores([layer.position_scores for layer in layers], count),
         hidden_states=states,
         guesses=masked_lm.guesses_by_layer(model, states, masked) if masked.size else {},
-        prediction=predict_texts(model, texts),
+        prediction=prediction,
         is_truncated=is_truncated,
+        prediction_length=min(longest, model.data.max_length) if is_longer else 0,
     )
 
 
@@ -302,6 +313,7 @@ def _description(view: AttentionView) -> dict[str, Any]:
         "guesses": {str(index): guesses for index, guesses in view.guesses.items()},
         "prediction": view.prediction,
         "isTruncated": view.is_truncated,
+        "predictionLength": view.prediction_length,
     }
 
 

@@ -168,6 +168,17 @@ def test_the_confusion_matrix_is_drawn(tmp_path, names):
     assert b"IEND" in picture[-12:]
 
 
+def test_the_confusion_matrix_counts_the_examples_of_a_class(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    saved: list[Figure] = []
+    monkeypatch.setattr("bert_jax.tasks.classification.save_figure", lambda f, _: saved.append(f))
+    examples = labelled("a", "b", "b")
+    classes("a", "b", "none").draw(tmp_path / "x", examples, [logits_of(i, 3) for i in (0, 0, 1)])
+    names = [label.get_text() for label in saved[0].axes[0].get_yticklabels()]
+    assert names == ["a (1)", "b (2)", "none (0)"]
+
+
 def test_the_confusion_matrix_of_many_classes_has_a_bounded_size(tmp_path):
     names = [f"class {number}" for number in range(300)]
     examples = [Example(None, "", ("fox",), name) for name in names]

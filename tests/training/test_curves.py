@@ -37,9 +37,9 @@ def drawn(monkeypatch, tmp_path):
 
     monkeypatch.setattr(Figure, "savefig", save_and_keep)
 
-    def draw(name, metrics, changes=()):
-        path = tmp_path / "curves.png"
-        curves.draw(path, name, records(metrics), BASELINES, TITLES, changes)
+    def draw(name, metrics, changes=(), logs=None):
+        path, found = tmp_path / "curves.png", records(metrics)[:logs]
+        curves.draw(path, name, found, BASELINES, TITLES, changes)
         assert path.read_bytes().startswith(b"\x89PNG")
         assert [each.name for each in tmp_path.iterdir()] == ["curves.png"]
         return figures[-1]
@@ -79,3 +79,11 @@ def test_a_run_of_another_objective_with_a_baseline_that_moves(drawn):
     panels = {axes.get_title(): axes for axes in figure.axes}
     assert list(panels) == ["loss", "f1", "learning rate", "gradient norm"]
     assert [len(panels[name].lines) for name in ("loss", "f1")] == [2, 3]
+
+
+def test_a_single_log_is_seen(drawn):
+    """A line of one point is none."""
+    figure = drawn("one", {"mlm_loss": 5.0}, logs=1)
+    for axes in figure.axes:
+        for line in axes.lines:
+            assert len(line.get_xdata()) > 1 or line.get_marker() == "o"

@@ -237,6 +237,8 @@ def test_the_model_opens_a_map(show, view):
     page.wait_for_selector(".neurons")
     assert "view=neuron" in page.url
     assert page.locator(".swatches [aria-checked=true]").inner_text() == "3"
+    reached = page.locator('[role=tab][tabindex="0"]')  # by the key Tab
+    assert [each.inner_text() for each in reached.all()] == ["Neurons"]
 
 
 def test_layers_show_cosines(show, view):

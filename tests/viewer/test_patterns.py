@@ -144,6 +144,7 @@ def test_truncated_texts_are_counted_and_empty_ones_refused(tiny_bert):
     with pytest.warns(UserWarning, match="2 of 3 texts are longer than the model's 32 tokens"):
         found = tiny_bert.attention_patterns(texts)
     assert (found.num_truncated, found.num_tokens) == (2, 30 + 29 + 1)
+    assert found.to_json()["truncated"] == 2
     with pytest.raises(UserError, match="no text with tokens"):
         tiny_bert.attention_patterns(["", " "])
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 from helpers import model_config, random_bert, untrained
@@ -85,6 +86,20 @@ def test_the_prediction_is_that_of_predict(tiny_bert, kind, labels, texts, examp
     assert view.maps.shape[:2] == (2, 2)
     with pytest.raises(UserError, match="no masked LM head"):
         bert.attention("The [MASK] bank.")
+
+
+def test_a_prediction_of_fewer_tokens_than_are_shown_says_so(tiny_classifier):
+    data = dataclasses.replace(tiny_classifier.data, max_length=8)
+    short = dataclasses.replace(tiny_classifier, data=data)
+    assert short.attention("The river.").prediction_length == 0
+    assert short.attention("The river bank of the river bank.").prediction_length == 8
+    assert tiny_classifier.attention("The river bank of the river bank.").prediction_length == 0
+
+
+def test_numbers_that_are_not_finite_are_refused(tiny_bert):
+    params = jax.tree.map(lambda each: each * 1e30, tiny_bert.params)
+    with pytest.raises(UserError, match="numbers for this text that are not finite"):
+        dataclasses.replace(tiny_bert, params=params).attention("The river bank.")
 
 
 def test_models_without_a_prediction(tiny_bert):
