@@ -63,6 +63,8 @@ KNOWN = {
     "mkdir -p runs": "for what is fetched",
     "until kubectl": "a cluster",
     "grep .": "the same",
+    "do sleep": "the same",
+    "done": "the same",
 }
 
 
