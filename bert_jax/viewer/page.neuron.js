@@ -1,5 +1,7 @@
 // Neuron view: how a head computes the attention of one query, step by step.
 
+const HIDDEN = -5000; // A window adds less than this to the scores that it hides.
+
 /** Build the neuron view. */
 function openNeuron(panel) {
   const { tokens, headSize, hasPositionScores } = currentText(), root = Math.sqrt(headSize);
@@ -13,7 +15,7 @@ function openNeuron(panel) {
   const strip = tokenStrip("Query", tokens, query, (token) => change({ token, key: null }));
   const columns = [
     ["q·k", "q·k", hasPositionScores ? "the sum of the products" : "the score: the sum of the products"],
-    ["position", "+ position", "the relative position’s part of the score"],
+    ["position", "+ position", "what is added for the positions of query and key"],
     ["scaled", `÷ √${headSize}`, "the scaled score"],
     ["softmax", "softmax", "computed in this page"],
   ].filter(([name]) => hasPositionScores || name !== "position");
@@ -88,13 +90,20 @@ function openNeuron(panel) {
     rows.forEach((row, i) => row.classList.toggle("on", i === key));
     const { products, sum, position, score, share, map } = steps.keys[key];
     const sizes = products.map(Math.abs), largest = sizes.indexOf(Math.max(...sizes));
+    const which = `${chosen === null ? "The largest product is at" : "At"} ` +
+      `${product(key, chosen ?? largest)}.`;
+    const start = [quote(tokens[query()]), " → ", quote(tokens[key]), `: q·k = ${number(sum)}`];
+    if (position < HIDDEN) {
+      const why = "; it is outside of this layer’s window, so its share is 0%. ";
+      readout.replaceChildren(...start, why, which);
+      return;
+    }
     readout.replaceChildren(
-      quote(tokens[query()]), " → ", quote(tokens[key]), `: q·k = ${number(sum)}`,
+      ...start,
       hasPositionScores ? `, plus ${number(position)} for the position` : "",
       `; ÷ √${headSize} = ${number(score, 3)}; exp(${number(score, 3)}) = `,
       `${Math.exp(score).toPrecision(4)}, over the sum ${steps.total.toPrecision(4)}, is `,
-      `${percent(share)}; the model’s own map, stored in 8 bits, has ${percent(map)}. `,
-      `${chosen === null ? "The largest product is at" : "At"} ${product(key, chosen ?? largest)}.`);
+      `${percent(share)}; the model’s own map, stored in 8 bits, has ${percent(map)}. `, which);
   }
 
   /** Draw the query, a key and their products, one below the other. */
@@ -117,7 +126,8 @@ function openNeuron(panel) {
     rows.forEach((row, key) => {
       const { sum, position, score, share } = keys[key], [, picture, ...cells] = row.children;
       const values = {
-        "q·k": number(sum), position: number(position), scaled: number(score, 3),
+        "q·k": number(sum), position: position < HIDDEN ? "hidden" : number(position),
+        scaled: position < HIDDEN ? "" : number(score, 3),
         softmax: percent(share),
       };
       columns.forEach(([name], i) => (cells[i].textContent = values[name]));
@@ -127,7 +137,7 @@ function openNeuron(panel) {
     about.replaceChildren(
       `How head ${state.head} of layer ${state.layer} looks from `, quote(tokens[query()]),
       `: its query and the key of each token are ${headSize} numbers each. Multiplied one by one and `,
-      hasPositionScores ? "added up, they give q·k; with a part for their relative position, the " +
+      hasPositionScores ? "added up, they give q·k; with what is added for their positions, the " +
         "score. " : "added up, they give the score, q·k. ",
       `Divided by √${headSize} = ${root.toFixed(2)}, that is the scaled score. Its exponential, `,
       `over the sum for all keys (${total.toPrecision(4)}), is the share: the softmax.`);

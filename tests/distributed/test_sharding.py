@@ -130,7 +130,7 @@ def test_a_device_holds_its_shard(name):
     ("parallel_config", "model", "key_words"),
     [
         ({"data": 3}, {}, ["data 3 × fsdp 1 × tensor 1", "8 devices"]),
-        ({"data": -1, "fsdp": -1}, {}, ["two axes of parallel are -1"]),
+        ({"data": -1, "fsdp": -1}, {}, ["several axes of parallel are -1"]),
         ({"zero": 2}, {}, ["parallel.zero is 2"]),
         ({"mode": "pmap", "fsdp": 2}, {}, ["parallel.mode pmap keeps all parameters"]),
         ({"tensor": 8}, {"num_attention_heads": 4}, ["num_attention_heads 4 is not a multiple"]),

@@ -458,7 +458,7 @@ def test_damaged_results_are_refused_and_lost_ones_are_those_of_the_checkpoints(
     result = workdir / "seed-0/result.json"
     result.write_text(result.read_text().replace('"seed": 0', '"seed": 1'))
     test = f"data.test={task / 'test.tsv'}"
-    with pytest.raises(UserError, match=r"result\.json is damaged.* to train this seed again"):
+    with pytest.raises(UserError, match=r"result\.json is damaged.* to train it again"):
         finetune(task, workdir, test)
     result.unlink()
     (workdir / "seed-0/metrics.jsonl").unlink()

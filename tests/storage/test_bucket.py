@@ -87,7 +87,7 @@ def test_a_run_is_that_of_a_disk_and_resumes_on_another_machine(bucket, tiny_con
 
 def test_what_is_refused(bucket, tiny_config):
     for url in ("s3://bucket/run", "https://host/run", "gs://bucket/../run", "gs:///run"):
-        with pytest.raises(UserError, match=f"{url} is no folder of a bucket; give a folder"):
+        with pytest.raises(UserError, match=f"{url} is no folder of gs://; give a folder"):
             pretrain(tiny_config, url, quiet=True)
     with pytest.raises(UserError, match="gs://bucket/none does not exist"):
         load("gs://bucket/none")

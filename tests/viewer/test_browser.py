@@ -1,5 +1,6 @@
 """The page in a browser: what it shows is what the arrays hold."""
 
+import dataclasses
 import itertools
 import re
 import shutil
@@ -189,6 +190,19 @@ def test_neurons_follow_the_computation(show, relative):
     assert "→ the: q·k = " in readout
     stored = float(re.search(r"stored in 8 bits, has ([\d.]+)%", readout)[1]) / 100
     assert_shares(stored, view.maps[2, 1, 4, 1])
+
+
+def test_neurons_say_what_a_window_hides(show):
+    view = random_view(TOKENS, relative=True)
+    positions = view.position_scores.copy()
+    positions[2, 1, 4, 1] = -80_000
+    page = show(
+        dataclasses.replace(view, position_scores=positions), "view=neuron&layer=3&head=2&token=4"
+    )
+    assert page.locator("td.position").nth(1).inner_text() == "hidden"
+    page.hover(".neurons tbody tr:nth-child(2)")
+    readout = page.locator(".readout").inner_text()
+    assert "; it is outside of this layer’s window, so its share is 0%. " in readout
 
 
 def test_neurons_show_each_product(show, view):
