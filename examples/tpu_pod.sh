@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # BERT-large on a slice of a TPU pod, started again after every preemption: bash examples/tpu_pod.sh
-# Run it in the repository's folder, in tmux, where gcloud is logged in. It ends when training ends.
+# Run it in the repository's folder, in tmux, where gcloud is logged in. It ends when training
+# ends, or after 20 attempts that fail at once.
 # With an ssh-agent, first: ssh-add ~/.ssh/google_compute_engine (gcloud needs it for several hosts).
 # Give other values as variables: TYPE=v4-32 RUNTIME=tpu-ubuntu2204-base bash examples/tpu_pod.sh
 # Change: in examples/tpu_host.sh the recipe and the folders.
@@ -49,9 +50,13 @@ while true; do
         0 | 101 | 102) break ;;  # finished, or the last lines say what is wrong
       esac
       if ((SECONDS - began < 600)); then failures=$((failures + 1)); else failures=0; fi
-      if ((failures == 20)); then break; fi
+      if ((failures == 20)); then
+        echo "20 attempts failed within ten minutes each; the lines above say how" >&2
+        break
+      fi
       ;;
     SUSPENDED | FAILED)  # preempted: it stays so
+      failures=0
       gcloud compute tpus queued-resources delete "$name" --zone="$zone" --force --quiet || true
       ;;
   esac

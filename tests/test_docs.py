@@ -62,7 +62,7 @@ KNOWN = {
     "tar ": "what another machine does",
     "mkdir -p runs": "for what is fetched",
     "until kubectl": "a cluster",
-    "grep .": "the same",
+    "grep ": "the same",
     "do sleep": "the same",
     "done": "the same",
 }

@@ -13,7 +13,7 @@ from bert_jax.commands import process
 from bert_jax.commands.flags import Parser, add_config, add_run, read_config
 from bert_jax.config import FinetuneConfig
 from bert_jax.errors import refuse
-from bert_jax.storage.paths import CHECKPOINT, on_disk
+from bert_jax.storage.paths import CHECKPOINT, is_remote
 
 
 def add_arguments(parser: Parser) -> None:
@@ -22,8 +22,11 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace, words: list[str]) -> None:
-    if args.workdir:
-        on_disk(args.workdir)
+    refuse(
+        args.workdir and is_remote(args.workdir),
+        f"--workdir {args.workdir} is not on a disk, which fine-tuning needs",
+        fix="give a folder, and copy it when the run has ended",
+    )
     recipe = read_config(args.config, words, FinetuneConfig)
     data = recipe.config.data
     refuse(

@@ -84,8 +84,9 @@ def connect(
             return  # JAX detected no cluster
         address = global_state.coordinator_address or "other processes"
         # What a cluster does not say yet, it may say later.
-        is_of_flags = not detect or isinstance(error, ValueError | TypeError)
-        raise (UserError if is_of_flags else HostLost)(
+        is_refused = "API Error: 40" in reason  # 401 and 403 of Kubernetes: a right is missing
+        is_mistake = not detect or is_refused or isinstance(error, ValueError | TypeError)
+        raise (UserError if is_mistake else HostLost)(
             f"cannot connect to {address} ({reason}); set all of --coordinator_address, "
             "--num_processes and --process_id, or --num_processes=1 to run this process alone"
         ) from error

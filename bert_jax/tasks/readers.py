@@ -141,7 +141,9 @@ def _nested_questions(source: str) -> Iterator[Record]:
     text = "".join(line for line, _ in lines)
     if not text.strip():
         return
-    is_lines = len(text.splitlines()) > 1 and text.lstrip().splitlines()[0].endswith("}")
+    # Not splitlines, which splits at characters that a string may have.
+    first, *others = [line.strip() for line in text.split("\n") if line.strip()]
+    is_lines = others and first.endswith("}") and others[0].startswith("{")
     refuse(is_lines, f"{source} has JSON lines", fix="give it a name that ends in .jsonl")
     for article_at, article in _items(parse_json(text, source), "data", source, ": "):
         for at, paragraph in _items(article, "paragraphs", article_at):

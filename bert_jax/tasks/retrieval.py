@@ -162,9 +162,9 @@ class Retrieval(Task):
 
     def constant_score(self, examples: Sequence[Example]) -> float:
         """Return the score of passages in the order in which they are given."""
-        if not self.is_retrieval:
-            return 0.0
         collection = _Collection(examples)
+        if not self.is_retrieval or not collection.queries:
+            return 0.0
         order = [*range(min(_RANKED + 1, len(collection.passages)))]
         return self.mean_score(collection.scores([order] * len(collection.queries)))
 

@@ -113,7 +113,7 @@ def write(
                 )
                 raise
     except OSError as error:
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = "make room, and repeat the command, which resumes" if is_full else "choose another"
         raise UserError(f"{folder} cannot be written ({error.strerror}); {remedy}") from error
 

@@ -6,6 +6,7 @@ with the shards in order, their sizes and checksums. The tokens stay in the shar
 """
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ import google_crc32c
 import numpy as np
 
 from bert_jax.config import DataConfig, TokenizerConfig
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, refuse
 from bert_jax.storage import checksums, json_files, locks, paths, remote
 from bert_jax.storage.locks import locked
 from bert_jax.storage.replacement import replacing
@@ -87,6 +88,12 @@ def mirrored(store: str, shard: Shard | None) -> Iterator[Path]:
         try:
             yield folder
         except UserError as error:
+            cause = error.__cause__
+            refuse(
+                isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT),
+                f"{temporary} has no room for what is to be sent to {store}",
+                fix="set TMPDIR to a folder with more, and repeat the command",
+            )
             raise UserError(str(error).replace(temporary, store)) from error
         files = (p for p in folder.rglob("*") if p.is_file() and p not in before)
         written = [path for path in files if path.name != locks.NAME]

@@ -56,6 +56,8 @@ PARAGRAPH = '{"data": [{"paragraphs": [%s]}]}'
         ("q.tsv.xz", "id\tquestion\n1\tWho?\n", "or a .jsonl or .parquet of id, question, context"),
         ("a.json", "{", "is not JSON"),
         ("a.json", '{"id": 1}\n{"id": 2}\n', "has JSON lines; give it a name that ends in .jsonl"),
+        ("a.json", '\n{"data": {}}\n\n', "has no list 'data'"),
+        ("a.json", '{"data": "}\u2028"}', "has no list 'data'"),
         ("a.json", '{"data": {}}', "has no list 'data'"),
         ("a.json", '{"data": [3]}', "data[0] has no list 'paragraphs'"),
         ("a.json", PARAGRAPH % "{}", "data[0].paragraphs[0] has no list 'qas'"),
