@@ -132,8 +132,9 @@ def kept_activations(
     platform, itemsize = mesh.devices.flat[0].platform, jnp.dtype(model.dtype).itemsize
     width = size
     if not recomputes:
-        has_dropout = model.attention_probs_dropout_prob > 0
-        maps = 1 + has_dropout + has_dropout * (platform == "gpu") * (1 + 1 / itemsize)
+        maps = 1.0
+        if model.attention_probs_dropout_prob > 0:
+            maps = 3 + 1 / itemsize if platform == "gpu" else 2
         keys = _keys_in_maps(model, platform, stage.max_length)
         attention_maps = maps * model.num_attention_heads * keys / layers
         width = 2 * size + (4 * size + attention_maps + model.intermediate_size) / tensor

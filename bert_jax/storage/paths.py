@@ -1,5 +1,6 @@
 """Paths on a disk are pathlib's; those in a bucket are etils', which have the same methods."""
 
+import errno
 import importlib.util
 import os
 import re
@@ -56,6 +57,11 @@ def as_path(name: "str | AnyPath") -> AnyPath:
     from etils import epath
 
     return epath.Path(url)
+
+
+def is_full(error: object) -> bool:
+    """Return whether an error says that a disk, or a user's share of it, has no room."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def cache_folder() -> Path:

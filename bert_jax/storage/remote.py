@@ -13,7 +13,6 @@ from bert_jax.errors import UserError, first_line, refuse
 from bert_jax.storage import paths
 
 State = tuple[Any, ...]  # the size in bytes, and what changes with the content
-_OF_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # that files are copied to
 _CHECK = "check the address, the network and your credentials, and repeat the command"
 # As file systems name it; a size alone is known of a server that has none of these.
 _VERSIONS = ("ETag", "etag", "generation", "created", "mtime")
@@ -148,7 +147,7 @@ def reading(url: object, done: str = "read") -> Iterator[None]:
             "pip install 'bert-jax[remote]' has those of gs://, s3:// and https://"
         ) from error
     except Exception as error:
-        is_of_disk = isinstance(error, OSError) and error.errno in _OF_DISK
-        if is_of_disk or not paths.is_remote(str(url)):
+        is_read_only = isinstance(error, OSError) and error.errno == errno.EROFS
+        if paths.is_full(error) or is_read_only or not paths.is_remote(str(url)):
             raise
         raise UserError(f"{url} cannot be {done} ({first_line(error)}); {_CHECK}") from error

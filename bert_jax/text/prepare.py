@@ -1,7 +1,6 @@
 """Prepare a token store from text, with a tokenizer that is trained on it or given."""
 
 import dataclasses
-import errno
 import itertools
 import math
 import time
@@ -14,7 +13,7 @@ from typing import Any
 from bert_jax import console
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.errors import UserError
-from bert_jax.storage import checksums, daemon_thread, json_files, locks
+from bert_jax.storage import checksums, daemon_thread, json_files, locks, paths
 from bert_jax.storage.locks import locked
 from bert_jax.text import memory, store, tokenizer_loading, tokenizer_training
 from bert_jax.text.sources import Shard, Source, check_apart, merge_identities, open_source
@@ -113,8 +112,8 @@ def write(
                 )
                 raise
     except OSError as error:
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "make room, and repeat the command, which resumes" if is_full else "choose another"
+        resumes = "make room, and repeat the command, which resumes"
+        remedy = resumes if paths.is_full(error) else "choose another"
         raise UserError(f"{folder} cannot be written ({error.strerror}); {remedy}") from error
 
 

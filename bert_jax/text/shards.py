@@ -6,7 +6,6 @@ with the shards in order, their sizes and checksums. The tokens stay in the shar
 """
 
 import contextlib
-import errno
 import os
 import re
 import shutil
@@ -88,9 +87,8 @@ def mirrored(store: str, shard: Shard | None) -> Iterator[Path]:
         try:
             yield folder
         except UserError as error:
-            cause = error.__cause__
             refuse(
-                isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT),
+                paths.is_full(error.__cause__),
                 f"{temporary} has no room for what is to be sent to {store}",
                 fix="set TMPDIR to a folder with more, and repeat the command",
             )
