@@ -87,7 +87,7 @@ class Parser(argparse.ArgumentParser):
         text = f"Some fields of the config, with the values of --config={recipe}:\n\n"
         fields = {field.name: field for field in settings.fields(config)}
         for name in _COMMON[self.recipe[1]]:
-            flag = f"--config.{name}={fields[name].value}"
+            flag = f"--config.{name}={settings.as_text(fields[name].value)}"
             text += f"  {flag:<40} {fields[name].metadata['help']}\n"
         return f"{text}\n`{self.prog} --help-all` lists every flag and every field."
 
@@ -96,12 +96,12 @@ class Parser(argparse.ArgumentParser):
         text = f"Fields of the config, with the values of --config={recipe}:\n"
         defaults = settings.defaults(config)
         for field in settings.fields(config):
-            text += f"\n  --config.{field.name}={field.value}\n        {field.metadata['help']}"
+            value = settings.as_text(field.value)
+            text += f"\n  --config.{field.name}={value}\n        {field.metadata['help']}"
             if typing.get_origin(field.hint) is Literal:
                 text += f" ({', '.join(map(str, typing.get_args(field.hint)))})"
             if field.value != defaults[field.name]:
-                default = defaults[field.name]
-                text += f" (default: {'none' if default in ('', ()) else default})"
+                text += f" (default: {settings.as_text(defaults[field.name])})"
         return text
 
     def parse(self, words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -199,7 +199,7 @@ def add_fields(parser: argparse.ArgumentParser, config: Any, names: Sequence[str
         if field.name in names:
             flag, value = f"--{field.name.replace('_', '-')}", field.value
             choices = typing.get_args(field.hint) or None
-            text = f"{field.metadata['help']} ({value or 'none'})"
+            text = f"{field.metadata['help']} ({settings.as_text(value)})"
             parser.add_argument(flag, type=type(value), default=value, choices=choices, help=text)
 
 

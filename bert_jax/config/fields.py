@@ -111,7 +111,7 @@ class TokenizerConfig:
     """
 
     kind: Literal["sentencepiece", "wordpiece", "byte_bpe"] = setting(
-        "sentencepiece", "what to train where path is empty"
+        "sentencepiece", "what to train where path is none"
     )
     path: str = setting("", "a SentencePiece .model, vocab.txt or tokenizer.json, or their folder")
     model_type: Literal["unigram", "bpe", "char"] = setting(
@@ -153,7 +153,7 @@ class DataConfig:
         "builtin",
         "files, globs or URLs, comma separated; tfds:NAME; builtin; a store; a mixture A@0.7,B@0.3",
     )
-    eval_source: str = setting("", "held-out text; empty holds out eval_fraction of the documents")
+    eval_source: str = setting("", "held-out text; none: a part of the documents")
     eval_fraction: float = setting(0.05, "share of documents held out", SHARE)
     text_field: str = setting("text", "field with the text, of JSON lines, tables and TFDS")
     sentences: Literal["auto", "lines", "documents", "split"] = setting(
@@ -344,7 +344,7 @@ class TaskConfig:
 
     kind: str = setting("classification", f"kind of task: {', '.join(TASKS)}")
     glue: str = setting("", "one of GLUE's nine tasks by name: its columns, labels and metrics")
-    labels: tuple[str, ...] = setting((), "labels by output; empty: the head's, or the data's")
+    labels: tuple[str, ...] = setting((), "labels by output; none: the head's, or the data's")
     metrics: tuple[str, ...] = setting((), "scores that choose the best checkpoint by their mean")
     stride: int = setting(0, "tokens from a window to the next; 0: half of one", NOT_NEGATIVE)
     window_confidence: float = setting(
@@ -364,7 +364,7 @@ class DataFiles:
     """
 
     train: str = setting("", "training examples")
-    eval: str = setting("", "held-out examples, or NAME=FILE,NAME=FILE; empty: part of train")
+    eval: str = setting("", "held-out examples, or NAME=FILE,NAME=FILE; none: part of train")
     test: str = _resumable("", "examples to predict, scored where they have labels")
     eval_fraction: float = setting(0.1, "share of the training examples held out", SHARE)
     text: str = setting("sentence", "column of the text; two of a pair, comma separated")

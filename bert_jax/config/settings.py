@@ -331,6 +331,13 @@ def _parse(hint: Any, text: str) -> Any:
     return text
 
 
+def as_text(value: Any) -> str:
+    """Return a value of a field as it is typed on the command line, which `override` reads."""
+    if isinstance(value, tuple) and not any(map(dataclasses.is_dataclass, value)):
+        return ",".join(map(str, value)) or _EMPTY
+    return str(value) or _EMPTY
+
+
 def _alternative(hint: Any, *, is_several: bool) -> Any:
     """Return the type of several values, or of one, of a field that is of either."""
     if not isinstance(hint, types.UnionType):

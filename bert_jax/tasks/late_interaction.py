@@ -54,8 +54,8 @@ class LateInteractionConfig(TaskConfig):
         "fill queries up with [MASK]s, which are scored too; unattended: the query is read without "
         "them; attended: with them",
     )
-    query_token: str = setting("", "token after [CLS] in queries, such as [unused0]; empty: none")
-    passage_token: str = setting("", "token after [CLS] in passages; empty: none")
+    query_token: str = setting("", "token after [CLS] in queries, such as [unused0], or none")
+    passage_token: str = setting("", "token after [CLS] in passages, or none")
     skipped_tokens: tuple[str, ...] = setting((), "tokens of a passage that are not scored")
 
 

@@ -34,7 +34,7 @@ class MultiLabelConfig(TaskConfig):
     separator: str = setting(",", "what is between the labels of an example in a table")
     thresholds: tuple[float, ...] = setting(
         (),
-        "probability from which each label is predicted; empty: tuned on held-out examples",
+        "probability from which each label is predicted; none: tuned on held-out examples",
         POSITIVE_SHARE,
     )
 

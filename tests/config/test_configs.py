@@ -31,7 +31,7 @@ from bert_jax.config.schedule import (
     make_rate_schedule,
     make_schedule,
 )
-from bert_jax.config.settings import flatten, from_dict, override, to_json
+from bert_jax.config.settings import as_text, fields, flatten, from_dict, override, to_json
 from bert_jax.config.validation import validate, validate_finetuning
 from bert_jax.distributed.devices import resolve_dtype
 from bert_jax.models.modernbert import ModernBertConfig
@@ -304,6 +304,15 @@ def test_a_field_is_set_to_a_value_of_its_type(name, text, value):
     override(config, name, text)
     result = flatten(config)[name]
     assert (result, type(result)) == (value, type(value))
+
+
+@pytest.mark.parametrize("name", [*RECIPES, *(f"finetune/{name}" for name in FINETUNING)])
+def test_a_value_that_help_shows_can_be_typed(name):
+    config, expected = recipe(name), recipe(name)
+    for field in fields(expected):
+        if field.name != "data.phases":  # set by a recipe alone
+            override(config, field.name, as_text(field.value))
+    assert config == expected
 
 
 @pytest.mark.parametrize("text", ["no,yes", "['no','yes']"])
