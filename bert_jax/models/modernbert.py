@@ -305,6 +305,7 @@ class ModernBert(Architecture):
     rotates = True
     normalizes_inputs = True
     feed_forward_inputs = 2  # one is the gate
+    has_pair_types = False
     exchange = ModernBertExchange(
         class_prefix="ModernBert",
         modules={
@@ -366,7 +367,12 @@ class ModernBert(Architecture):
     )
 
     def check(self, config: ModernBertConfig, where: str) -> None:
-        """Refuse a window that is not the same on both sides of a token."""
+        """Refuse token types, and a window that is not the same on both sides of a token."""
+        if config.pair_token_types == 2:
+            raise UserError(
+                f"{where}: model.pair_token_types is 2, and a modernbert has no token types; set "
+                "it to 0"
+            )
         if config.local_attention % 2:
             raise UserError(
                 f"{where}: model.local_attention {config.local_attention} is odd; make it even, "

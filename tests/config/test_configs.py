@@ -235,6 +235,9 @@ def test_what_is_refused(name):
 
 
 def test_two_token_types_of_pairs_are_two_embeddings():
+    modern = ModernBertConfig(type_vocab_size=2, pair_token_types=2)
+    with refused("a modernbert has no token types; set it to 0"):
+        validate(TrainConfig(model=modern))
     config = TrainConfig(model=ModelConfig(type_vocab_size=1, pair_token_types=2))
     with refused("model.pair_token_types is 2, and model.type_vocab_size is 1"):
         validate(config)

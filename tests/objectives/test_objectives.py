@@ -12,6 +12,7 @@ from helpers import batch, objective, params, refused
 import bert_jax
 from bert_jax.config import DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 from bert_jax.models.electra import ElectraConfig
+from bert_jax.models.modernbert import ModernBertConfig
 from bert_jax.objectives import make_objective
 from bert_jax.objectives.base import hidden_similarity
 from bert_jax.objectives.labels import LabelsObjective
@@ -111,6 +112,7 @@ TWO_SEPARATORS = ModelConfig(pair_separators=2, pair_token_types=2)
         ("masked_lm", ElectraConfig(), "none", "no checkpoint of model.model_type electra has"),
         ("masked_lm", ModelConfig(type_vocab_size=1), "nsp", "one token type for both texts"),
         ("masked_lm", ModelConfig(pair_token_types=1), "sop", "pair_token_types to 2 where it"),
+        ("masked_lm", ModernBertConfig(type_vocab_size=2), "nsp", "one token type for both texts"),
         ("auto", TWO_SEPARATORS, "nsp", "puts one [SEP] between two texts, and the model has 2"),
         ("masked_lm", TWO_SEPARATORS, "sop", "or model.pair_separators to 1"),
         ("masked_ml", ModelConfig(), "none", "choose auto or one of masked_lm"),
