@@ -293,7 +293,8 @@ def as_text(result: dict[str, Any], name: str) -> str:
     lines = [
         f"{name}: {result['batch_size']:,} sequences of {result['max_length']} per step, "
         f"{result['max_predictions']} predictions each",
-        f"{result['parameters']:,} parameters: {model['num_hidden_layers']} layers of "
+        f"{result['parameters']:,} parameters: "
+        f"{console.counted(model['num_hidden_layers'], 'layer')} of "
         f"{model['hidden_size']}, {model['dtype']}",
         f"{result['devices']} × {result['device']}, JAX {result['jax']}",
         f"attention {result['attention']}",
