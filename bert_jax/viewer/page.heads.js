@@ -183,11 +183,15 @@ function openHeads(panel) {
     change({ direction }));
   const meaning = h("p", { class: "hint" });
   const styles = `Colours ${heads > HUES ? "and dashes " : ""}tell the heads apart.`;
-  const widest = Math.min(18, Math.max(...tokens.map((token) => [...token].length)) + 1);
+  // Measured: the letters of some scripts are twice as wide as a digit.
+  const measure = h("canvas").getContext("2d"), { fontSize, fontFamily } = getComputedStyle(panel);
+  measure.font = `600 ${fontSize} ${fontFamily}`;
+  const widest = Math.max(...tokens.map((token) => measure.measureText(token).width));
+  const sizes = `--row: ${row}px; --gap: ${gap}px; --token: min(18ch, ${Math.ceil(widest) + 1}px)`;
   panel.append(
     h("div", { class: "controls" }, layerControl(1), buttons.element, isPair ? directions : "",
       h("label", { class: "control" }, hide, `Hide ${specialNames}`)), meaning,
-    h("div", { class: "heads", style: `--row: ${row}px; --gap: ${gap}px; --token: ${widest}ch` },
+    h("div", { class: "heads", style: sizes },
       h("p", { class: "caption" }, "Queries look …"), h("span"),
       h("p", { class: "caption" }, "… at keys"), queries.list,
       h("div", { class: "lines", "aria-hidden": "true" }, background, foreground), keys.list),

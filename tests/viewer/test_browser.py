@@ -436,6 +436,12 @@ def test_a_phone_shows_scores_and_shares(show, relative):
         assert 0 <= box["x"] < box["x"] + box["width"] <= 360
 
 
+def test_tokens_of_wide_letters_are_whole(show):
+    page = show(random_view(["[CLS]", "東京都庁舎", "w" * 9, "[SEP]"]))
+    for token in page.locator(".column bdi").element_handles():
+        assert token.evaluate("token => token.scrollWidth <= token.clientWidth")
+
+
 def test_wide_boxes_show_that_they_scroll(show, view):
     page = show(view, "view=neuron", width=240)
     page.wait_for_selector(".box.more")
