@@ -58,7 +58,7 @@ class ModelConfig:
     768
     """
 
-    variants: ClassVar = Variants(
+    variants: ClassVar[Variants] = Variants(
         "model_type",
         MODEL_TYPES,
         dropped=(
@@ -340,7 +340,7 @@ class TaskConfig:
     'classification'
     """
 
-    variants: ClassVar = Variants("kind", TASKS, dropped=_OF_EVERY_TASK)
+    variants: ClassVar[Variants] = Variants("kind", TASKS, dropped=_OF_EVERY_TASK)
 
     kind: str = setting("classification", f"kind of task: {', '.join(TASKS)}")
     glue: str = setting("", "one of GLUE's nine tasks by name: its columns, labels and metrics")

@@ -41,7 +41,7 @@ class Variants(NamedTuple):
 
         @dataclasses.dataclass(slots=True)
         class ShapeConfig:
-            variants: ClassVar = Variants("kind", KINDS)
+            variants: ClassVar[Variants] = Variants("kind", KINDS)
             kind: str = setting("circle", "kind of shape")
 
         @dataclasses.dataclass(slots=True)
