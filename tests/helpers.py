@@ -77,13 +77,13 @@ def assert_same_arrays(actual: Mapping, expected: Mapping) -> None:
         np.testing.assert_array_equal(actual[name], value, err_msg=name)
 
 
-def check_gradients(actual: Mapping, expected: Mapping, *, zero: str = "self.key.bias") -> None:
-    """Compare gradients by their names, each within 1e-5 of its norm.
+def check_gradients(actual: Mapping, expected: Mapping, *, zero: str = "self.key.bias") -> float:
+    """Compare gradients by their names, each within 1e-5 of its norm; return the worst error.
 
     Those that end with `zero` are zero but for rounding: softmax does not see a key's bias.
     A reference's table of positions may have embeddings more, of padding, at its start.
     """
-    norm = np.sqrt(sum(float((value**2).sum()) for value in expected.values()))
+    norm, worst = np.sqrt(sum(float((value**2).sum()) for value in expected.values())), 0.0
     for name, value in actual.items():
         gradient = expected[name][-len(value) :]
         assert value.shape == gradient.shape
@@ -92,6 +92,8 @@ def check_gradients(actual: Mapping, expected: Mapping, *, zero: str = "self.key
         else:
             error = np.linalg.norm(value - gradient) / np.linalg.norm(gradient)
             assert error < 1e-5, (name, error)
+            worst = max(worst, float(error))
+    return worst
 
 
 def write_file(path: Path, content: str | bytes) -> str:

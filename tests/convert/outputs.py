@@ -16,12 +16,16 @@ from bert_jax.objectives.masking import Predictions
 from bert_jax.objectives.sentence_pairs import SentencePairs
 
 
-def close(actual, expected, tolerance: float = 1e-5, least: float = 0.0) -> None:
-    """Check that values agree, and that they are of mean size `least` or more."""
+def close(actual, expected, tolerance: float = 1e-5, least: float = 0.0) -> float:
+    """Check that values agree, and that they are of mean size `least` or more.
+
+    Returns their largest difference.
+    """
     actual, expected = np.asarray(actual), np.asarray(expected)
     assert actual.shape == expected.shape
     assert np.abs(expected).mean() >= least
     np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance)
+    return float(np.abs(actual - expected).max())
 
 
 def check_encoder(
@@ -31,19 +35,27 @@ def check_encoder(
     hidden_states: Sequence,
     attentions: Sequence,
     pooled: Any = None,
-) -> None:
-    """Compare all that an encoder computes of token ids, types and mask, but for padding."""
+) -> dict[str, float]:
+    """Compare all that an encoder computes of token ids, types and mask, but for padding.
+
+    Returns the largest differences by name.
+    """
     encoder = make_encoder(config, add_pooling_layer=pooled is not None)
     run = partial(encoder.apply, output_hidden_states=True, output_attentions=True)
     actual = jax.jit(run)({"params": params}, *inputs)
     real = np.asarray(inputs[2]).astype(bool)  # outputs at padding have no meaning
     assert not real.all()
-    for layer, expected in zip(actual.hidden_states, hidden_states, strict=True):
+    of_states = [
         close(np.asarray(layer)[real], np.asarray(expected)[real], least=0.3)
-    for maps in zip(actual.attentions, attentions, strict=True):
+        for layer, expected in zip(actual.hidden_states, hidden_states, strict=True)
+    ]
+    of_maps = [
         close(*(np.moveaxis(np.asarray(x), 1, 2)[real] for x in maps), least=0.04)
+        for maps in zip(actual.attentions, attentions, strict=True)
+    ]
     if pooled is not None:
         close(actual.pooled, pooled, least=0.3)
+    return {"hidden states": max(of_states), "attention maps": max(of_maps)}
 
 
 def masked_batch(ids, types, mask, positions, labels, next_sentence_label) -> dict[str, Any]:

@@ -148,7 +148,7 @@ of_each_architecture = pytest.mark.parametrize(
 )
 
 
-def test_every_number_of_the_forward_pass(pair):
+def test_every_number_of_the_forward_pass(pair, record_property):
     reference, ours = pair
     inputs = rows(ours)
     with torch.no_grad():
@@ -159,12 +159,14 @@ def test_every_number_of_the_forward_pass(pair):
         pooled = None if pooler is None else pooler(expected.hidden_states[-1])
     inputs = [x.astype(np.int32) for x in inputs]
     layers = expected.hidden_states, expected.attentions
-    check_encoder(ours.config, ours.params["bert"], inputs, *layers, pooled)
+    errors = check_encoder(ours.config, ours.params["bert"], inputs, *layers, pooled)
     real = inputs[2].astype(bool)
     positions = np.broadcast_to(np.arange(real.shape[1], dtype=np.int32), real.shape)
     heads = jax.jit(ours.model.apply)({"params": ours.params}, *inputs, positions)
     logits = expected.prediction_logits if "prediction_logits" in expected else expected.logits
-    close(np.asarray(heads.mlm_logits)[real], logits[real], least=0.3)
+    errors["MLM logits"] = close(np.asarray(heads.mlm_logits)[real], logits[real], least=0.3)
+    for name, error in errors.items():
+        record_property(name, error)
     if "seq_relationship_logits" in expected:
         close(heads.nsp_logits, expected.seq_relationship_logits)
 
@@ -223,7 +225,8 @@ def adamw(named_parameters, rate: float, decay: float):
 def check_twenty_steps(parameters, params, by_name, our_loss, reference_loss, batches):
     """Train by AdamW in both; compare the parameters, which all have moved.
 
-    `our_loss` returns what `reference_loss` needs of our side of the step, too.
+    `our_loss` returns what `reference_loss` needs of our side of the step, too. Returns the
+    largest error of a parameter, relative to its norm.
     """
     stepper, optimizer = adamw(parameters.items(), rate=1e-3, decay=0.01)
     before = {name: value.detach().clone() for name, value in parameters.items()}
@@ -241,18 +244,21 @@ def check_twenty_steps(parameters, params, by_name, our_loss, reference_loss, ba
         reference_loss(batch, drawn).backward()
         torch.nn.utils.clip_grad_norm_(list(parameters.values()), 1.0)
         stepper.step()
-    found = by_name(params)
+    found, worst = by_name(params), 0.0
     assert found.keys() <= parameters.keys()
     for name, value in found.items():
         # A RoBERTa's positions have a row more.
         expected, start = (x[name].detach().numpy()[-len(value) :] for x in (parameters, before))
         size = np.linalg.norm(expected)
-        assert np.linalg.norm(value - expected) < 1e-4 * size, name
+        error = np.linalg.norm(value - expected) / size
+        assert error < 1e-4, name
+        worst = max(worst, float(error))
         if not name.endswith("self.key.bias"):  # which nothing depends on
             assert np.linalg.norm(expected - start) > 1e-3 * size, name
+    return worst
 
 
-def test_loss_and_every_gradient(pair):
+def test_loss_and_every_gradient(pair, record_property):
     reference, ours = pair
     inputs = rows(ours)
     reference.zero_grad()
@@ -260,14 +266,15 @@ def test_loss_and_every_gradient(pair):
     expected.backward()
     loss, gradients = jax.jit(jax.value_and_grad(our_loss(ours, *inputs)))(ours.params)
     assert float(loss) == pytest.approx(expected.item(), rel=1e-5)
+    record_property("loss", abs(float(loss) / expected.item() - 1))
     actual = dict(names.to_foreign(gradients, model_type=ours.config.model_type))
     parameters = tensors_of(reference)
     assert set(actual) <= set(parameters)
-    check_gradients(actual, gradients_of(parameters))
+    record_property("gradients", check_gradients(actual, gradients_of(parameters)))
 
 
 @of_each_architecture
-def test_twenty_steps_of_training(pair):
+def test_twenty_steps_of_training(pair, record_property):
     reference, ours = pair
     reference = copy.deepcopy(reference)  # the optimizer changes it, and other tests share it
     ids, *others = rows(ours)
@@ -275,7 +282,7 @@ def test_twenty_steps_of_training(pair):
     words = (
         np.random.default_rng(n).integers(5, ours.config.vocab_size, ids.shape) for n in range(20)
     )
-    check_twenty_steps(
+    error = check_twenty_steps(
         tensors_of(reference),
         ours.params,
         lambda params: dict(names.to_foreign(params, model_type=ours.config.model_type)),
@@ -283,6 +290,7 @@ def test_twenty_steps_of_training(pair):
         lambda batch, _: reference_loss(reference, batch, *others)(),
         [np.where(ids >= 5, other, ids) for other in words],
     )
+    record_property("parameters after twenty steps", error)
 
 
 @of_each_architecture
