@@ -20,7 +20,20 @@ from bert_jax.text.xz import open_xz
 # Longer lines are refused, so that a small .gz of one long line cannot fill the memory.
 MAX_LINE_BYTES = 1 << 26
 _BLOCK_BYTES = 1 << 22
-_CONVERT = "convert it, decompress it if it is neither .gz nor .xz, or fetch it again"
+_CONVERT = "convert it, or fetch it again"
+# What is no text, by the bytes at a place of its first line, and what to do about it.
+_SIGNATURES = {
+    (0, b"\x1f\x8b"): "compressed with gzip; end its name with .gz, or decompress it",
+    (0, b"\xfd7zXZ\0"): "compressed with xz; end its name with .xz, or decompress it",
+    (0, b"\x28\xb5\x2f\xfd"): "compressed with zstd; decompress it (zstd -d), or recompress as .gz",
+    (4, b"1AY&SY"): "compressed with bzip2; decompress it (bunzip2), or recompress as .gz",
+    (0, b"PK\3\4"): "a zip archive, as a .docx and an .xlsx are; give the text in it",
+    (257, b"ustar"): "a tar archive; unpack it, and give its files",
+    (0, b"\xff\xfe"): "in UTF-16; convert it: iconv -f UTF-16 -t UTF-8",
+    (0, b"\xfe\xff"): "in UTF-16; convert it: iconv -f UTF-16 -t UTF-8",
+    (0, b"PAR1"): "a Parquet file; end its name with .parquet",
+    (0, b"%PDF-"): "a PDF; give its text, such as pdftotext writes",
+}
 STDIN = "-"  # in place of the path of a file
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": open_xz}  # of compressed files
 
@@ -131,6 +144,12 @@ def _ends_in_cr(line: bytes) -> bool:
     return b"\r" in line.rstrip(b"\r\n") and not line.endswith(b"\n")
 
 
+def _refuse_other_formats(path: Path | str, line: bytes) -> None:
+    for (place, signature), what in _SIGNATURES.items():
+        if line[place:].startswith(signature):
+            raise UserError(f"{path} is {what}")
+
+
 def read_lines(
     path: Path | str,
     start: int = 0,
@@ -164,6 +183,8 @@ def read_lines(
         number, position, offset = 0, start, start
         try:
             for number, line in enumerate(lines, start=1):
+                if number == 1 and not start:
+                    _refuse_other_formats(path, line)
                 if refuses_cr and number == 1 and not start and _ends_in_cr(line):
                     raise ValueError(
                         "ends in CR alone, and only LF and CRLF are read; convert the line ends"

@@ -1,9 +1,11 @@
 """Reading text: every form of it, and every way in which it can be broken."""
 
+import bz2
 import gzip
 import json
 import lzma
 import os
+import tarfile
 import textwrap
 import tracemalloc
 
@@ -172,6 +174,7 @@ def test_an_xz_of_several_streams(tmp_path):
         assert files.OPENERS[".xz"](raw).read() == 2 * large
 
 
+TAR = tarfile.TarInfo("a.txt").tobuf()
 PACKED = gzip.compress(b"".join(b"word %d\n" % (n * n) for n in range(1000)), mtime=0)
 
 
@@ -188,6 +191,11 @@ PACKED = gzip.compress(b"".join(b"word %d\n" % (n * n) for n in range(1000)), mt
         ("c.jsonl", b'{"text": 3}\n', r"c\.jsonl:1 has no text in 'text'"),
         ("b.txt", b"good\nb\0ad\n", r"b\.txt: line 2 has a NUL byte"),
         ("b.txt", b"one\rtwo\r", r"b\.txt: line 1 ends in CR alone"),
+        ("b.txt", "text".encode("utf-16"), r"b\.txt is in UTF-16; convert it"),
+        ("b.txt", PACKED, "is compressed with gzip; end its name with .gz, or decompress it"),
+        ("b.txt.bz2", bz2.compress(b"text\n"), r"is compressed with bzip2; decompress it"),
+        ("b.jsonl.zst", b"\x28\xb5\x2f\xfd\0\0", r"b\.jsonl\.zst is compressed with zstd"),
+        ("b.tar.gz", gzip.compress(TAR), "is a tar archive; unpack it, and give its files"),
     ],
 )
 def test_broken_files(tmp_path, name, content, message):
