@@ -69,12 +69,12 @@ function openPatterns(panel) {
   }
 
   drawTable();
+  for (const map of maps) map.mark(null);
   return () => {
     const shade = shades(SHARES);
     shown.forEach((name, n) => {
       const shares = values[name];
       maps[n].paint((i, j) => (shares[i][j] === null ? 0 : shade(shares[i][j])));
-      maps[n].mark(null);
     });
   };
 }

@@ -349,6 +349,13 @@ def test_patterns_are_sorted(open_page, tmp_path):
     assert page.locator("tbody tr td >> nth=2").inner_text() == rows[-1][2]
     page.hover("figure canvas", position={"x": 30, "y": 30})
     assert page.locator(".readout").inner_text() == f"Layer 2, head 2: [CLS] {values[1, 1]:.1%}"
+    page.click("figure canvas", position={"x": 50, "y": 30})
+    kept = f"Layer 2, head 3: [CLS] {values[1, 2]:.1%}"
+    page.mouse.move(0, 0)
+    assert page.locator(".readout").inner_text() == kept
+    page.set_viewport_size({"width": 900, "height": 700})
+    page.evaluate("() => new Promise(requestAnimationFrame)")
+    assert page.locator(".readout").inner_text() == kept
 
 
 # Of a copy: a canvas that is read often warns.
