@@ -266,6 +266,8 @@ def _tokenize(
     )
     prepared = writer.num_characters - previous_characters
     speed = f" in {seconds:.1f} s ({prepared / seconds:,.0f} a second)" if seconds >= 1 else ""
+    if speed and previous_characters:
+        speed = f", the last {prepared:,} of them{speed}"
     console.show(f"prepared {source.name} ({source.form}): {', '.join(counts)}{speed}")
 
 

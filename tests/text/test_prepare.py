@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -104,7 +106,7 @@ def test_is_reused_only_for_the_same_text_and_tokenizer(data, tmp_path):
 
 
 @pytest.mark.parametrize("after", [1, 2, FIRST_BATCH, 8])
-def test_resumes_where_it_was_interrupted(data, tmp_path, monkeypatch, after):
+def test_resumes_where_it_was_interrupted(data, tmp_path, monkeypatch, capsys, after):
     """The files are the same as without interruption, and earlier work is not repeated."""
     folder, tokens = tmp_path / "interrupted", tmp_path / "interrupted/train/tokens.bin"
     prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "uninterrupted")
@@ -122,7 +124,13 @@ def test_resumes_where_it_was_interrupted(data, tmp_path, monkeypatch, after):
         append(folder, sizes, sums, documents)
 
     monkeypatch.setattr(store_writer, "_append", counting)
-    prepare(data, TOKENIZER, VOCAB_SIZE, folder)
+    clock = types.SimpleNamespace(monotonic=itertools.count(0, 2).__next__)
+    monkeypatch.setattr(prepare_lib, "time", clock)
+    with console.output(console.Level.PROGRESS):
+        prepare(data, TOKENIZER, VOCAB_SIZE, folder)
+    printed = capsys.readouterr().out
+    assert "in 2.0 s (" in printed
+    assert (", the last " in printed) == (after >= FIRST_BATCH)
     assert after < FIRST_BATCH or sum(encoded) < 60
     assert_same_files(tmp_path / "uninterrupted", folder)
     assert not (folder / "progress.json").exists()
