@@ -195,7 +195,11 @@ PACKED = gzip.compress(b"".join(b"word %d\n" % (n * n) for n in range(1000)), mt
         ("b.txt", PACKED, "is compressed with gzip; end its name with .gz, or decompress it"),
         ("b.txt.bz2", bz2.compress(b"text\n"), r"is compressed with bzip2; decompress it"),
         ("b.jsonl.zst", b"\x28\xb5\x2f\xfd\0\0", r"b\.jsonl\.zst is compressed with zstd"),
-        ("b.tar.gz", gzip.compress(TAR, mtime=0), "is a tar archive; unpack it, and give its files"),
+        (
+            "b.tar.gz",
+            gzip.compress(TAR, mtime=0),
+            "is a tar archive; unpack it, and give its files",
+        ),
     ],
 )
 def test_broken_files(tmp_path, name, content, message):
