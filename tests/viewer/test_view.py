@@ -17,9 +17,7 @@ def bert(request, tiny_bert) -> Bert:
     """A model of random weights, large enough that maps are uneven."""
     config = model_config(vocab_size=64, position_embedding_type=request.param)
     if request.param == "rotary":
-        config = model_config(
-            model_type="modernbert", vocab_size=64, type_vocab_size=2, local_attention=4
-        )
+        config = model_config(model_type="modernbert", vocab_size=64, local_attention=4)
     return random_bert(config, tiny_bert.tokenizer, pairs=request.param != "rotary")
 
 
@@ -28,8 +26,12 @@ def test_a_view_follows_from_its_own_numbers(bert, texts):
     view = bert.attention(*texts)
     arrays = bert.tokenize(*([text] for text in texts))
     np.testing.assert_array_equal(view.input_ids, arrays["input_ids"][0])
-    is_second = arrays["token_type_ids"][0] == 1
-    np.testing.assert_array_equal(is_second, np.arange(len(is_second)) >= view.second_start)
+    separators = np.flatnonzero(view.input_ids == bert.tokenizer.sep_id)
+    assert len(separators) == len(texts)
+    assert view.second_start == separators[0] + 1  # of one text, the number of its tokens
+    if bert.config.type_vocab_size > 1:
+        is_second = arrays["token_type_ids"][0] == 1
+        np.testing.assert_array_equal(is_second, np.arange(len(is_second)) >= view.second_start)
     output = bert(*texts, output_hidden_states=True, output_attentions=True)
     for index, layer in enumerate(output.attentions):
         np.testing.assert_allclose(view.maps[index], layer[0], rtol=0, atol=1e-6)
