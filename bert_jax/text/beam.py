@@ -68,7 +68,7 @@ def prepare_shards(
         raise UserError(f"--runner={runner}: {line}") from error
     except Exception as error:  # of any type, from any worker
         text = str(error).strip() or repr(error)
-        own = re.search(rf"{UserError.__name__}: (.+)", text)  # in the traceback of a worker
+        own = re.search(r"(?:UserError|OtherText): (.+)", text)  # in the traceback of a worker
         line = (own[1] if own else text.splitlines()[-1]).partition(" [while running")[0]
         is_own = own or isinstance(error, UserError)
         raise UserError(line if is_own else f"--runner={runner}: {line}") from error

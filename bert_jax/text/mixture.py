@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, refuse
 from bert_jax.storage import paths
 from bert_jax.storage.replacement import replacing
 from bert_jax.text import fetched, prepare, store, tokenizer_loading, tokenizer_training
@@ -203,6 +203,15 @@ def _folders(parts: Parts, folder: Path) -> dict[str, Path]:
 def _mix(weights: Mapping[str, float], corpora: Mapping[str, Corpus]) -> Corpus:
     if not weights:
         return next(iter(corpora.values()))
+    names: dict[str, str] = {}
+    for name, corpus in corpora.items():
+        other = names.setdefault(corpus.source_identity, name)
+        refuse(
+            other != name,
+            f"data.source: {name} has the same text as {other}, so that what one holds out would "
+            "be trained on",
+            fix="name each text once",
+        )
     sizes = {name: weights[name] or len(corpora[name].train.tokens) for name in weights}
     parts = tuple(
         dataclasses.replace(corpora[name], name=short, weight=size / sum(sizes.values()))
@@ -240,7 +249,8 @@ def _train_tokenizer(config: TrainConfig, parts: Parts, folder: Path) -> Tokeniz
                 f"{folder} has a tokenizer that was trained on other texts or with other settings; "
                 "remove the folder, or choose another --workdir"
             )
-        with replacing(path) as new:
+        # Another process may have written the same one meanwhile.
+        with replacing(path, os.path.isdir) as new:
             sentences = sample_sentences(config, parts)
             prepare.train_tokenizer(sentences, config.tokenizer, size).save(new)
     return tokenizer_loading.load(path)

@@ -16,7 +16,14 @@ from bert_jax.errors import UserError
 from bert_jax.storage import checksums, daemon_thread, json_files, locks, paths
 from bert_jax.storage.locks import locked
 from bert_jax.text import memory, store, tokenizer_loading, tokenizer_training
-from bert_jax.text.sources import Shard, Source, check_apart, merge_identities, open_source
+from bert_jax.text.sources import (
+    Shard,
+    Source,
+    check_apart,
+    digest_json,
+    merge_identities,
+    open_source,
+)
 from bert_jax.text.store_writer import Document, StoreWriter
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -80,8 +87,10 @@ def write(
     sources = open_sources(data, shard)
     vocab_size = vocab_size or DEFAULT_VOCAB_SIZE
     identity = _identity(sources, data.eval_fraction, tokenizer, vocab_size, is_whole=shard is None)
+    # Apart from the identity, so that stores without them are those of the same text.
+    begun = {"identity": identity, "formats": digest_json([each.formats for each in sources])}
     try:
-        record = _read_progress(folder, identity, restarts)
+        record = _read_progress(folder, begun, restarts)
     except UserError:
         locks.check_unlocked(folder)  # a process that writes other text is the first thing to say
         raise
@@ -92,17 +101,17 @@ def write(
             sentences = training_sentences(sources, data.eval_fraction)
             tokenizer = train_tokenizer(sentences, tokenizer, vocab_size)
         with locked(folder):
-            record = _read_progress(folder, identity, restarts)
+            record = _read_progress(folder, begun, restarts)
             if store.is_complete(record):  # another process has written it meanwhile
                 return
             progress = folder / "progress.json"
             if isinstance(tokenizer, Tokenizer) and not store.has_tokenizer(record):
-                record = {"identity": identity}
-                json_files.write_record(progress, record)  # the folder is this store's now
+                json_files.write_record(progress, begun)  # the folder is this store's now
                 (folder / "store.json").unlink(missing_ok=True)  # of text that is written over
                 tokenizer.save(folder / "tokenizer")
-                sums = checksums.of_files(folder, (folder / "tokenizer").iterdir())
-                json_files.write_record(progress, {**record, "splits": {}, "checksums": sums})
+                names = tokenizer.files()  # a killed process may have left a temporary one
+                sums = checksums.of_files(folder, (folder / "tokenizer" / name for name in names))
+                json_files.write_record(progress, {**begun, "splits": {}, "checksums": sums})
             try:
                 documents = _documents(sources, data.eval_fraction)
                 _tokenize(sources, documents, folder, is_whole=shard is None)
@@ -169,17 +178,22 @@ def _identity(
     return {"format": _FORMAT, "text": text, "held_out": held_out, "tokenizer": settings}
 
 
-def _read_progress(folder: Path, identity: dict[str, Any], restarts: bool) -> dict[str, Any]:
-    """Return the record of the store in a folder, or {}; of other text {} or UserError."""
+def _read_progress(folder: Path, begun: dict[str, Any], restarts: bool) -> dict[str, Any]:
+    """Return the record of the store in a folder, or {}; of other text {} or UserError.
+
+    `begun` is the record that the store of this text begins with.
+    """
     if not store.has_record(folder):
         return {}
     path = folder / ("store.json" if (folder / "store.json").exists() else "progress.json")
-    record = store.read_record(path)
+    record, identity = store.read_record(path), begun["identity"]
     with json_files.refusing_malformed(path, store.REMEDY):
         stored, vocab_size = dict(record["identity"]), identity["tokenizer"].get("vocab_size")
         if vocab_size and vocab_size == record.get("vocab_size"):  # the text had no more tokens
             stored["tokenizer"] = {**stored["tokenizer"], "vocab_size": vocab_size}
     other = next((name for name, value in identity.items() if stored.get(name) != value), "")
+    if record.get("formats", begun["formats"]) != begun["formats"]:
+        other = "file format"
     if other and "failed" not in record and not restarts:
         names = {"text": "other text", "held_out": "other held-out text"}
         found = f"was prepared from {names.get(other, f'another {other}')}"

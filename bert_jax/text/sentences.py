@@ -64,7 +64,8 @@ def split_long_sentence(sentence: str) -> Iterator[str]:
         end = start + MAX_SENTENCE_CHARACTERS
         space = sentence.rfind(" ", start + 1, end)
         end = space if space > 0 else end
-        yield sentence[start:end]
+        if part := sentence[start:end].strip():
+            yield part
         start = end
     if rest := sentence[start:].strip():
         yield rest

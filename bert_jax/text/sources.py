@@ -64,7 +64,12 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def identity(self) -> dict[str, Any]:
-        """Return JSON that is equal if, and only if, the text is."""
+        """Return JSON that is equal if, and only if, the text and its settings are."""
+
+    @property
+    def formats(self) -> list[str]:
+        """How each file of the text is read, which its name says."""
+        return []
 
     def check_unchanged(self) -> None:  # noqa: B027 - few kinds are of files
         """Refuse a text that has changed while what has been read of it was read."""
@@ -135,6 +140,11 @@ class FileSource(Source):
     def origins(self) -> list[str]:
         return [os.path.realpath(path) if isinstance(path, Path) else path for path in self.paths]
 
+    @property
+    def formats(self) -> list[str]:
+        readers = map(records.reader, self.paths)
+        return [reader.__name__ if reader else "plain" for reader in readers]
+
     def _first_lines(self) -> list[str]:
         paths = [path for path in self.paths if records.reader(path) is None]
         paths = paths or [path for path in self.paths if not records.is_undivided(path)]
@@ -156,7 +166,7 @@ class FileSource(Source):
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
                 digests.append({"bytes": self._check_unchanged(path), "sha256": digest})
             return {"files": digests, **settings}
-        layout = {"bytes": self._starts[-1], "starts": _digest_json(self._starts)}
+        layout = {"bytes": self._starts[-1], "starts": digest_json(self._starts)}
         digests = [self._chunk_sha256(chunk) for chunk in self.chunks]
         return {**layout, "chunk_bytes": _CHUNK_BYTES, "sha256": digests, **settings}
 
@@ -364,7 +374,7 @@ def merge_identities(shards: Sequence[Any]) -> Any:
         common.append(identity)
     if any(identity != common[0] for identity in common):
         return None
-    return {**common[0], "sha256": _digest_json(digests)} if digests else common[0]
+    return {**common[0], "sha256": digest_json(digests)} if digests else common[0]
 
 
 def _record_sentences(record: Record, text_field: str, *, by_line: bool) -> list[str]:
@@ -379,6 +389,6 @@ def _record_sentences(record: Record, text_field: str, *, by_line: bool) -> list
     return sentences.split_text(text)
 
 
-def _digest_json(value: Any) -> str:
+def digest_json(value: Any) -> str:
     """Return the SHA-256 of a value of JSON."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()

@@ -33,7 +33,8 @@ _OPEN_SHARDS = 100  # files that are open at once: a process may have 1,024, and
 CHARACTERS = ("characters", "unknown_characters")  # of the text
 UNKNOWN_REMEDY = (
     "train a tokenizer on it, of tokenizer.kind byte_bpe or sentencepiece (without --init), or set "
-    "tokenizer.path to a vocabulary of its characters"
+    "tokenizer.path to a vocabulary of its characters; a store is prepared anew, by bert-jax "
+    "prepare --tokenizer"
 )
 
 
@@ -96,6 +97,7 @@ class Corpus:
     eval: TokenStore
     fingerprint: str = ""  # of the text, the tokenizer, and how the text was split
     text_identity: str = ""  # of the text and what is held out, whatever the tokenizer
+    source_identity: str = ""  # of the text, whatever is held out of it
     unknown: float = 0.0  # share of the characters that have become the unknown token
     verified: Future[None] | None = None
     name: str = ""  # in a mixture
@@ -183,7 +185,7 @@ def open_store(folder: Path) -> Corpus:
             raise UserError(f"{folder / 'tokenizer'} is not the store's own tokenizer; {REMEDY}")
         splits = {name: _open_split(folder, name, record) for name in SPLITS}
         identity = {name: record[name] for name in ("identity", "splits", "vocab_size")}
-        text = [record["identity"][name] for name in ("text", "held_out")]
+        source, held_out = (record["identity"][name] for name in ("text", "held_out"))
         unknown = unknown_share(record)
         files = (name for split in SPLITS for name in _file_sizes(split, record))
         recorded = {**dict.fromkeys(files), **record["checksums"]}  # None differs from any checksum
@@ -194,12 +196,17 @@ def open_store(folder: Path) -> Corpus:
         train=splits["train"],
         eval=splits["eval"],
         fingerprint=digest.hexdigest(),
-        text_identity=hashlib.sha256(json.dumps(text, sort_keys=True).encode()).hexdigest(),
+        text_identity=_digest([source, held_out]),
+        source_identity=_digest(source),
         unknown=unknown,
         verified=daemon_thread.start(lambda: checksums.check(folder, recorded, REMEDY)),
     )
     corpus.verify(_VERIFIED_WITHIN)
     return corpus
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _open_split(folder: Path, split: str, record: Mapping[str, Any]) -> TokenStore:

@@ -103,6 +103,16 @@ def test_other_refusals(folder):
     mixture.check_settings(mixture.find(first), ["data.batch_size", "tokenizer.path"])
 
 
+def test_one_text_under_two_names_is_refused(folder):
+    """One holds out other documents, on which the other would be trained."""
+    first = store("a.txt", "x")
+    tokenizer = open_store(folder / first).tokenizer
+    prepare(DataConfig(source="a.txt", eval_fraction=0.3), tokenizer, 80, Path("y"))
+    for source in ("x@1,y@1", "x@1,a.txt@2"):
+        with pytest.raises(UserError, match=r"data.source: .* has the same text as x, so that"):
+            read(source)
+
+
 def test_texts_have_the_tokenizer_of_the_stores(folder):
     """Weights are those given, or without any the sizes of stores."""
     tokenizer = open_store(folder / store("a.txt", "stores/a")).tokenizer

@@ -30,7 +30,7 @@ from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.storage import json_files
 from bert_jax.storage.locks import locked
-from bert_jax.text import mixture, store_writer
+from bert_jax.text import mixture, store, store_writer
 from bert_jax.text import prepare as prepare_lib
 from bert_jax.text.prepare import DEFAULT_VOCAB_SIZE, prepare
 from bert_jax.text.store import open_store
@@ -103,6 +103,38 @@ def test_is_reused_only_for_the_same_text_and_tokenizer(data, tmp_path):
         assert read(config, same, tmp_path / "no").train
     with pytest.raises(UserError, match="is a store, whose text has been tokenized"):
         prepare(config.data, TOKENIZER, 0, tmp_path / "no")
+
+
+def test_a_file_that_is_renamed_is_read_anew(data, tmp_path):
+    """Its name says how it is read; also after a text that was refused."""
+    plain, records = tmp_path / "text.txt", tmp_path / "text.jsonl"
+    lines = [json.dumps({"text": f"The river {i}. A bank."}) for i in range(60)]
+    plain.write_text("\n".join(lines))  # one document
+    renamed = dataclasses.replace(data, source=str(records))
+    with refused("data.eval_fraction holds out none of"):
+        prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
+    plain.rename(records)
+    corpus = prepare(renamed, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
+    assert (corpus.train.num_documents, corpus.eval.num_documents) == (54, 6)
+    assert texts(corpus.train, corpus.tokenizer)[0][0].startswith("the river 0")
+    records.rename(plain)
+    with refused("store was prepared from another file format; choose another folder, or remove"):
+        prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
+    # A store of an earlier version does not say it.
+    record = store.read_record(tmp_path / "store/store.json")
+    del record["formats"]
+    json_files.write_record(tmp_path / "store/store.json", record)
+    assert prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store").train.num_documents == 54
+
+
+def test_a_temporary_file_of_a_killed_process_is_no_part_of_a_store(data, tmp_path):
+    left = tmp_path / "store/tokenizer/tokenizer.json.0a1b2c3d.tmp"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    json_files.write_record(tmp_path / "store/progress.json", {"identity": {}, "failed": ""})
+    prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
+    left.unlink()
+    open_store(tmp_path / "store").verify()
 
 
 @pytest.mark.parametrize("after", [1, 2, FIRST_BATCH, 8])
