@@ -33,30 +33,25 @@ def dense_group(
     outputs = tuple(jnp.einsum("...I,IO->...O", x, kernel) for kernel in cast)
     if not biases:
         return outputs
-    add = _add_rounded_bias if target().platform == "gpu" else _add_bias
-    return tuple(add(y, bias) for y, bias in zip(outputs, biases, strict=True))
-
-
-def _add_bias(y: Array, bias: Array) -> Array:
-    # In float32, as the gradient of a bias then is, which is a sum over all tokens.
-    return (y + bias).astype(y.dtype)
+    return tuple(_add_bias(y, bias) for y, bias in zip(outputs, biases, strict=True))
 
 
 @jax.custom_jvp
-def _add_rounded_bias(y: Array, bias: Array) -> Array:
+def _add_bias(y: Array, bias: Array) -> Array:
     """Return `y + bias` in the dtype of `y`, as cuBLAS adds it while it writes a product.
 
-    The gradients are those of `_add_bias`.
+    The bias is rounded first, as it is where it is gathered from several devices.
     """
     return y + bias.astype(y.dtype)
 
 
-@_add_rounded_bias.defjvp
-def _add_rounded_bias_jvp(
+@_add_bias.defjvp
+def _add_bias_jvp(
     operands: tuple[Array, Array], tangents: tuple[Array, Array]
 ) -> tuple[Array, Array]:
     (y, bias), (by_y, by_bias) = operands, tangents
-    return _add_rounded_bias(y, bias), _add_bias(by_y, by_bias)
+    # In float32, as the gradient of a bias then is, which is a sum over all tokens.
+    return _add_bias(y, bias), (by_y + by_bias).astype(y.dtype)
 
 
 def logits_from_embeddings(

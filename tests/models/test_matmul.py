@@ -104,6 +104,20 @@ def test_gradients_of_kernel_and_bias_are_not_rounded():
     assert of_kernel[0, 0] == of_bias[0] == 511.5  # bfloat16 has 512 and 508 there
 
 
+@pytest.mark.parametrize("name", ["cpu", "gpu", "tpu"])
+def test_a_bias_that_was_rounded_gives_the_same(name):
+    """As it is where it is gathered from several devices, and not on one."""
+    x, kernel, bias = draw(0, "float32", (64, 8), (8, 8), (8,))
+    rounded = bias.astype(jnp.bfloat16).astype(jnp.float32)
+    assert (rounded != bias).any()
+    with traced_for(Target(name)):
+        one, other = (
+            matmul.dense_group(x.astype(jnp.bfloat16), [kernel], [each])[0]
+            for each in (bias, rounded)
+        )
+    np.testing.assert_array_equal(one, other)
+
+
 def test_the_gradient_of_a_bias_is_not_rounded_on_a_gpu():
     """There the bias is added in bfloat16, as cuBLAS does."""
     cotangent = jnp.concatenate([jnp.ones(511), jnp.full(1, 0.5)])[:, None].astype(jnp.bfloat16)
