@@ -232,7 +232,8 @@ def unsupported(
         if length % _LANES:
             return (
                 f"takes a multiple of {_LANES} tokens on a TPU, not {length}; "
-                "set data.max_length to such a length"
+                "set data.max_length and the lengths of data.phases to such, and "
+                "data.length_warmup_fraction to 0"
             )
         return ""
     if config.dtype == "float32":
@@ -241,7 +242,8 @@ def unsupported(
         return _dropout_unsupported(length, head_size, packed=packed)
     if packed and length % 2:
         return (
-            f"takes an even number of packed tokens on a GPU, not {length}; change data.max_length"
+            f"takes an even number of packed tokens on a GPU, not {length}; change data.max_length "
+            "or the length of the phase"
         )
     if head_size % 8 or head_size > _MAX_CUDNN_HEAD_SIZE:
         return (

@@ -149,7 +149,10 @@ def sent_bytes(
             replicated += size * _FLOAT32
     sequences = stage.batch_size / (data * fsdp)
     tokens, encoders = sequences * stage.max_length, make_objective(config).encoders.values()
-    summed = sum(4 * c.num_hidden_layers * tokens * c.hidden_size * width for c in encoders)
+    # Recomputing a layer repeats those whose sums it needs: the last only for a normalization.
+    repeated = 1 if architecture(model).normalizes_inputs else 2
+    sums = 4 + repeated * model.remat  # of a layer
+    summed = sum(sums * c.num_hidden_layers * tokens * c.hidden_size * width for c in encoders)
     embedded = architecture(model).embedding_size(model)
     summed += len(encoders) * tokens * embedded * _FLOAT32
     summed += sequences * stage.max_predictions * embedded * width

@@ -46,8 +46,8 @@ def make_plans(
     # All are checked before any compilation, which is slow.
     for topology in topologies:
         resolved = topology.resolve(config)
+        setup = checked_setup(resolved, make_schedule(resolved).stages, topology.devices)
         stages = _distinct_stages(resolved)
-        setup = checked_setup(resolved, stages, topology.devices)
         steps += [partial(_plan, resolved, stage, topology, setup) for stage in stages]
     return [plan(compiles=compiles) for plan in steps]
 
@@ -104,7 +104,7 @@ def _least_time(
     """Return the least seconds of a step, and the speed and MFU if the longest were all."""
     counted = model_flops(config, stage)
     useful = stage.batch_size * (counted or 0.0)
-    # Of a forward pass, which is a third of all, neither heads nor a layer's last matmul.
+    # Of a forward pass, which is a third of all, without heads, and at least this much of layers.
     recomputed = 1.2 if config.model.remat else 1.0
     held = "parameters", "moments", "temporaries"
     devices, network = list(mesh.devices.flat), 0.0

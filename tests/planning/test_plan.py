@@ -107,6 +107,13 @@ def test_what_is_not_planned(monkeypatch):
     with refused("model.vocab_size is 4, all of them special tokens"):
         plan.make_plans(config, topologies)
     config = small_config()
+    config.model.attention, config.model.attention_probs_dropout_prob = "fused", 0.0
+    config.model.max_position_embeddings = config.data.max_length = 128
+    assert plan.make_plans(config, read_topologies("v5e-1"))[0]["attention"] == "fused"
+    config.steps, config.data.length_warmup_fraction = 100, 0.2
+    with refused("takes a multiple of 128 tokens on a TPU, not 16; set data.max_length and the"):
+        plan.make_plans(config, read_topologies("v5e-1"))
+    config = small_config()
     placed = Mock(side_effect=ValueError("cannot reshape"))  # as of v5e:7x9 in JAX 0.10
     monkeypatch.setattr("jax.experimental.mesh_utils.create_device_mesh", placed)
     with refused("the devices are not connected as parallel needs them"):
