@@ -90,8 +90,8 @@ class Schedule:
 
     @property
     def largest(self) -> Stage:
-        """The main stage whose batches have most tokens."""
-        return max(self.main_stages, key=lambda stage: stage.batch_size * stage.max_length)
+        """The stage whose batches have most tokens."""
+        return max(self.stages, key=lambda stage: stage.batch_size * stage.max_length)
 
     def stage_of(self, step: int) -> Stage:
         """Return the stage of a step, of which 1 is the first."""
@@ -168,6 +168,9 @@ def _warmup_stages(data: DataConfig, steps: int) -> list[Stage]:
         Stage(
             max_length=length,
             batch_size=round(data.max_length / length) * data.batch_size,
+            max_predictions=min(
+                data.max_predictions, default_predictions(length, data.mask_fraction)
+            ),
             first_step=index * steps // len(lengths),
         )
         for index, length in enumerate(lengths)
@@ -265,5 +268,5 @@ def _kept_start(
     `is_set_anew` decides.
     """
     before, now = first_steps
-    is_same = start < 1 and (start == saved or (saved >= 1 and not is_set_anew))
+    is_same = 0 < start < 1 and (start == saved or (saved >= 1 and not is_set_anew))
     return float(before) if is_same and now != before else start

@@ -73,7 +73,8 @@ def resolve(
     config.model.vocab_size = config.model.vocab_size or saved.model.vocab_size
     keep_begun_stages(config, saved, int(fork.name), set_anew=fields)
     # From 1 on it is a number of steps, of which a shorter run cannot have all; 0 is none.
-    if config.data.length_warmup_fraction >= 1:
+    is_kept = "data.length_warmup_fraction" not in fields
+    if is_kept and config.data.length_warmup_fraction >= 1:
         kept = min(config.data.length_warmup_fraction, config.steps - 1)
         config.data.length_warmup_fraction = float(kept)
     _check_state(config, fork, saved, fields)

@@ -58,9 +58,8 @@ def rate(schedule: RateSchedule, optimizer: OptimizerConfig) -> str:
     """Return the schedule of the learning rate in words."""
     (_, peak), *later = schedule.peaks
     peaks = ", ".join([f"{peak:g}", *(f"{x:g} from step {first:,}" for first, x in later)])
-    if len(optimizer.learning_rates) > 1:
-        rates = ", ".join(f"{rate:g}" for rate in optimizer.learning_rates)
-        peaks = f"the best of {rates}, found first,"
+    if len(rates := dict.fromkeys(optimizer.learning_rates)) > 1:
+        peaks = f"the best of {', '.join(f'{rate:g}' for rate in rates)} (found first)"
     rises = f" after a warm-up of {counted(schedule.warmup, 'step')}" if schedule.warmup else ""
     then = {
         "linear": "falling to 0",

@@ -146,7 +146,7 @@ def start(
     schedule, mesh = make_schedule(config), meshes.make_mesh(config.parallel)
     objective = make_objective(config)
     objective.check_mesh(mesh, schedule.stages)
-    for stage in schedule.main_stages:
+    for stage in schedule.stages:
         devices.check_fits(config.model, stage, config.optimizer, mesh)
     setup = None if is_open else set_up(objective.model, config, schedule.rate, mesh)
     state = None

@@ -141,10 +141,15 @@ def _refuse_other_files(path: Path) -> None:
 
 def with_own_texts(config: TrainConfig, path: AnyPath) -> TrainConfig:
     """Return the config of a run, whose folder with texts from memory may have been moved."""
-    texts = path / memory.TEXTS
-    if os.path.basename(config.data.source) == memory.TEXTS and paths.exists(texts):
-        return dataclasses.replace(config, data=dataclasses.replace(config.data, source=str(texts)))
-    return config
+    texts, source = path / memory.TEXTS, config.data.source
+    if os.path.basename(source) != memory.TEXTS or not paths.exists(texts):
+        return config
+    is_there = os.path.exists(source) and os.path.exists(texts) and os.path.samefile(source, texts)
+    return config if is_there else _with_source(config, str(texts))
+
+
+def _with_source(config: TrainConfig, source: str) -> TrainConfig:
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, source=source))
 
 
 def with_texts(
@@ -163,20 +168,21 @@ def with_texts(
     write = partial(memory.write_texts, texts, found.path / memory.TEXTS, config.data.text_field)
     is_unused = found.config_json is not None and not found.config
     hosts.run_on_main(lambda: write(may_replace=is_unused))
-    if found.config:
-        own_texts = with_own_texts(found.config, found.path)
-        found = dataclasses.replace(found, config=own_texts)
     source = str(found.path / memory.TEXTS)
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, source=source)), found
+    if found.config and os.path.basename(found.config.data.source) == memory.TEXTS:
+        found = dataclasses.replace(found, config=_with_source(found.config, source))
+    return _with_source(config, source), found
 
 
 def has_same_text(one: TrainConfig, other: TrainConfig) -> bool:
     """Return whether two runs have one source, or the same texts from memory."""
     first, second = one.data.source, other.data.source
+    if first == second:
+        return True
     if os.path.basename(first) == os.path.basename(second) == memory.TEXTS:
         both_exist = os.path.exists(first) and os.path.exists(second)
         return both_exist and filecmp.cmp(first, second, shallow=False)
-    return first == second
+    return False
 
 
 def _has_seeds(path: AnyPath) -> bool:
@@ -259,7 +265,7 @@ def _check_steps_done(config: TrainConfig, saved: TrainConfig, workdir: Workdir)
     )
     raise UserError(
         f"{workdir.address} has done {done:,} steps with other phases; keep those that its "
-        f"config.json has, and let new ones start at step {done:,} or later"
+        f"config.json has and that have begun, and let others start at step {done:,} or later"
     )
 
 

@@ -437,6 +437,19 @@ def test_a_length_warmup_that_is_done_keeps_its_steps(tiny_config, tmp_path):
     assert forked.config.data.length_warmup_fraction == 2
 
 
+def test_no_length_warmup_is_not_that_of_the_run_before(tiny_config, tmp_path):
+    saved, config = changed(tiny_config, steps=8), changed(tiny_config, steps=8)
+    saved.data.length_warmup_fraction = 4.0
+    workdir = workdirs.read(tmp_path / "fork", TrainConfig)
+    fork = tmp_path / "run/checkpoints/6"
+    assert forks.resolve(config, fork, saved, workdir).data.length_warmup_fraction == 0.0
+    # Of more steps than there are, one that was set is refused, and one that is kept is shortened.
+    config.data.length_warmup_fraction = 500.0
+    for fields, expected in (((), 7.0), (["data.length_warmup_fraction"], 500.0)):
+        resolved = forks.resolve(config, fork, saved, workdir, fields)
+        assert resolved.data.length_warmup_fraction == expected
+
+
 def test_a_run_cannot_end_in_its_length_warmup(tiny_config, tmp_path):
     config = changed(tiny_config, steps=12)
     config.data.length_warmup_fraction = 0.5

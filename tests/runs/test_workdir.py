@@ -14,7 +14,7 @@ import pytest
 from helpers import refused
 
 from bert_jax.bert import Bert
-from bert_jax.config import FinetuneConfig, ModelConfig, TrainConfig, settings
+from bert_jax.config import DataConfig, FinetuneConfig, ModelConfig, TrainConfig, settings
 from bert_jax.config.validation import validate
 from bert_jax.errors import TrainingError, UserError
 from bert_jax.runs import origin, workdir
@@ -222,6 +222,20 @@ def test_what_cannot_be_written_ends_the_run(tmp_path):
     wrong = pytest.raises(TrainingError, match=r"missing/file: No such file")
     with wrong, workdir.hold(tmp_path):
         (tmp_path / "missing/file").write_text("")
+
+
+def test_texts_of_a_user_may_have_the_name_of_those_from_memory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("texts.jsonl").write_text('{"text": "a"}')
+    names = ("./texts.jsonl", "*/texts.jsonl", "https://host/texts.jsonl", "/gone/texts.jsonl")
+    own, *others = (TrainConfig(data=DataConfig(source=name)) for name in names)
+    assert workdir.with_own_texts(own, tmp_path) == own
+    moved = workdir.with_own_texts(others[-1], tmp_path)
+    assert moved.data.source == str(tmp_path / "texts.jsonl")
+    for config in others:
+        assert workdir.has_same_text(config, config)
+        assert not workdir.has_same_text(config, own)
+    assert workdir.has_same_text(own, moved)
 
 
 def test_a_run_that_resumes_reads_its_workdir_once(tmp_path, monkeypatch):
