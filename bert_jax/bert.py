@@ -148,7 +148,7 @@ class Bert(LoadedModel):
             truncated, with a warning.
           layer: 0 for the embeddings, i for layer i, -1 for the last; or several, which are added.
           pooling: "mean", "max" or "cls" for a vector of each text; "tokens" or "words" for one of
-            each token but [CLS] and [SEP], or of each word, NaN for one that is truncated.
+            each token but [CLS] and [SEP], or each word, NaN for one without tokens or truncated.
           prompt: "query" or "passage", for the model's prompt of that name before each text, as
             part of it; late interaction encodes a query in another way than a passage.
           batch_size: texts of a batch at most, over all devices; None for as many as have about

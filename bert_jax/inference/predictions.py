@@ -107,7 +107,8 @@ def predict_examples(
     values = {"sequences_per_second": len(features) / (time.monotonic() - started)}
     if examples and all(example.label is not None for example in examples):
         sums = add_up(metrics)
-        has_loss = any(weight for _, weight in sums.values())  # some label can be used
+        can_use = any(weight for _, weight in sums.values())  # some label
+        has_loss = can_use and task.has_loss(examples)
         loss = {"loss": means(sums, {})["loss"]} if has_loss else {}
         values = {**loss, **task.score(examples, predictions), **values}
     return predictions, values
@@ -151,8 +152,6 @@ def predict(
     step = model.runner.compile_step("prediction", step, PREDICT_OUTPUTS)
     predictions, scores = predict_examples(step, task, examples, batcher, batch_size)
     scores.pop("sequences_per_second")
-    if scores and not task.has_loss(examples):
-        scores.pop("loss", None)
     return Predictions(task, examples, predictions, scores, features.truncated)
 
 

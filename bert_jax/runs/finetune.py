@@ -203,7 +203,8 @@ def _read_examples(
 ) -> Examples:
     """Read and tokenize the examples; the labels are those of the head, or of the examples."""
     with console.working("reading the examples"):
-        labels = head.labels if head else ()
+        # Those of another kind of head, which is refused below, say nothing about the examples.
+        labels = head.labels if head and head.kind == config.task.kind else ()
         task, datasets = hosts.run_on_all_hosts(
             lambda: load_datasets(config, labels, train=train, held_out=held_out)
         )

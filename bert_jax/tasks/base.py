@@ -182,7 +182,7 @@ class Task(abc.ABC):
 
     def value_of_texts(self, texts: Sequence[str], data: DataFiles) -> Any:
         """Return the Python value of a text or a pair that has no columns; None if it is none."""
-        return None
+        return texts if self.has_queries and len(texts) > 1 else None
 
     def example_from(self, value: Any, index: int | str, data: DataFiles) -> Example:
         """Return the example of a Python value, whose keys are columns as `data` names them."""

@@ -249,6 +249,7 @@ def parse_sources(sources: str, default: str) -> dict[str, str]:
     if os.path.isfile(os.path.expanduser(sources)):
         return {default: sources}
     parts = [part.strip() for part in sources.split(",") if part.strip()]
+    refuse(sources.strip() and not parts, f"{sources!r} names no file", fix="give one, or none")
     if len(parts) == 1:
         name, equals, _ = parts[0].partition("=")
         if not equals or not name.isidentifier():

@@ -149,6 +149,13 @@ class Embedding(Retrieval):
             f"vector has {size} numbers",
             fix=f"give some from 1 to {size}",
         )
+        is_scored_otherwise = embedding.loss == "ranking" and embedding.evaluation == "similarity"
+        refuse(
+            is_scored_otherwise and len(config.optimizer.learning_rates) > 1,
+            "optimizer.learning_rate has several rates, which are tried on training pairs, and "
+            "task.embedding.evaluation similarity compares scores, which these do not have",
+            fix="give one rate, or set it to retrieval",
+        )
         columns = readers.text_columns(config.data)
         refuse(
             embedding.loss != "ranking" and len(columns) > 2,
@@ -315,7 +322,7 @@ class Embedding(Retrieval):
         """Return the correlations of cosines and scores, or how well passages are found."""
         if not self.is_retrieval:
             scores = [example.label for example in examples]
-            return correlations(scores, [cosine(vectors) for vectors in predictions])
+            return correlations(scores, [*map(self.similarity, predictions)])
         return super().score(examples, predictions)
 
     def best_passages(self, queries: list[Any], passages: list[Any], k: int) -> np.ndarray:
@@ -326,7 +333,8 @@ class Embedding(Retrieval):
         return list(prediction)
 
     def similarity(self, prediction: Any) -> float:
-        return cosine(prediction)
+        first, second = search.normalize(prediction[:2])
+        return float(first @ second)
 
     def baselines(
         self, train: Sequence[Example], held_out: Sequence[Example]
@@ -340,9 +348,3 @@ def _with_text(record: Record) -> Record:
     if text is not None and not isinstance(text, str):
         raise UserError(f"{record.where}: a text is {text!r}; give texts alone")
     return dataclasses.replace(record, fields={**record.fields, "texts": (text or "",)})
-
-
-def cosine(vectors: np.ndarray) -> float:
-    """Return the cosine of the first two of [C, I] vectors."""
-    first, second = search.normalize(vectors[:2])
-    return float(first @ second)

@@ -119,14 +119,16 @@ def _ranked(texts: Sequence[str], queries: Sequence[str], count: int) -> list[li
     A text that shares no word with a query has no rank, and the first ones of a file would be
     those of all such queries.
     """
-    generator, result = np.random.default_rng(_SEED), []
-    found = bm25.rank(texts, queries, count)
-    for indices, scores in zip(found.indices, found.scores, strict=True):
-        best = indices[scores > 0].tolist()
-        if len(best) < len(indices):
+    generator, count = np.random.default_rng(_SEED), min(count, len(texts))
+    result: list[list[int]] = [[] for _ in queries]
+    if any(map(bm25.words, texts)):
+        found = bm25.rank(texts, queries, count)
+        pairs = zip(found.indices, found.scores, strict=True)
+        result = [indices[scores > 0].tolist() for indices, scores in pairs]
+    for best in result:
+        if len(best) < count:
             others = np.setdiff1d(np.arange(len(texts)), best)
-            best += generator.permutation(others)[: len(indices) - len(best)].tolist()
-        result.append(best)
+            best += generator.permutation(others)[: count - len(best)].tolist()
     return result
 
 

@@ -105,11 +105,12 @@ def questions(records: Iterable[Record], *, need_ids: bool = True) -> Iterator[R
         name = record.fields.get("id")
         if need_ids and (not isinstance(name, str | int) or name == ""):
             raise UserError(f"{record.where} has no id; give each question its own")
-        if name is not None and str(name) in seen:
-            raise UserError(
-                f"{record.where}: the id {name} occurs twice; give each question its own"
-            )
-        seen.add(str(name))
+        if name is not None:
+            if str(name) in seen:
+                raise UserError(
+                    f"{record.where}: the id {name} occurs twice; give each question its own"
+                )
+            seen.add(str(name))
         yield record
 
 

@@ -136,9 +136,6 @@ class Reranker(Task):
         is_texts = isinstance(value, list | tuple) and len(value) > 1
         return {"texts": tuple(value), "label": None} if is_texts else None
 
-    def value_of_texts(self, texts: Sequence[str], data: DataFiles) -> Any:
-        return texts if len(texts) > 1 else None
-
     def make_example(self, record: Record) -> Example:
         fields, where = record.fields, record.where
         texts = fields["texts"]
@@ -238,6 +235,10 @@ class Reranker(Task):
         scores = np.full(count, np.nan) if before is None else before
         scores[start : start + len(logits)] = logits  # the features come in any order
         return scores
+
+    def has_loss(self, examples: Sequence[Example]) -> bool:
+        """Return whether some passage is relevant, which a listwise loss needs."""
+        return self.config.loss == "binary" or any(any(each.label) for each in examples)
 
     def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
         """Return the loss, and the mean scores of the queries' rankings."""

@@ -82,9 +82,6 @@ class Retrieval(Task):
         # Without a label, where a record without one is a pair that belongs together.
         return {"texts": tuple(value), "pair_label": None} if is_texts else None
 
-    def value_of_texts(self, texts: Sequence[str], data: DataFiles) -> Any:
-        return texts if len(texts) > 1 else None
-
     def make_example(self, record: Record) -> Example:
         texts, where = record.fields["texts"], record.where
         if len(texts) < 2:

@@ -27,9 +27,10 @@ from training_runs import (
 from visible_devices import visible_devices
 
 import bert_jax
-from bert_jax import Bert, FinetuneConfig, FinetuningResult, TokenizerConfig, UserError
+from bert_jax import Bert, DataFiles, FinetuneConfig, FinetuningResult, TokenizerConfig, UserError
 from bert_jax.batches import loader
 from bert_jax.commands.flags import read_config
+from bert_jax.config import TaskConfig
 from bert_jax.errors import DivergedError, Interrupted
 from bert_jax.objectives.sentence_pairs import BertForPreTraining
 from bert_jax.runs import finetune as finetuning
@@ -300,7 +301,7 @@ def test_a_learning_rate_is_tried_on_a_sample_with_its_own_warmup(start, monkeyp
     assert trial.rate.warmup == round(trial.steps / 4)
 
 
-def test_which_head_and_which_settings_of_a_task_are_kept(finished, start, monkeypatch):
+def test_which_head_and_which_settings_of_a_task_are_kept(finished, start, tmp_path, monkeypatch):
     bert = finished[2].bert
     task = bert.task
     head = finetuning._head_to_keep
@@ -312,6 +313,10 @@ def test_which_head_and_which_settings_of_a_task_are_kept(finished, start, monke
     labels = "task.labels=('has zero','has one','has two')"
     with refused("the order counts"):
         start(labels, init=bert)
+    config = FinetuneConfig(task=TaskConfig("token_classification"), data=DataFiles(max_length=32))
+    rows = [{"sentence": ["The", "bank"], "label": ["O", "B-X"]}] * 20
+    with refused("--init is for classification, the config for token_classification"):
+        finetuning.start(config, bert, tmp_path / "tagged", train=rows)
     assert set(start(labels, "new_head=True", init=bert).params) == {"bert"}
     continued = classmethod(lambda *_, new_head: dataclasses.replace(task, metrics=("f1",)))
     monkeypatch.setattr(Classification, "continued", continued)
@@ -343,7 +348,7 @@ def test_the_best_of_several_learning_rates_is_found_and_trains_as_if_it_were_gi
 
     found = finetune(task, workdir, *changes, rates)
     printed = capsys.readouterr().out
-    assert "the best of 0.01, 1e-09, found first" in printed
+    assert "the best of 0.01, 1e-09 (found first)" in printed
     assert "rate       0.01 is the best: 0.01 " in printed
     assert "(accuracy of 60 examples)" in printed
     assert "resuming from step 6" in printed

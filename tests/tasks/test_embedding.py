@@ -104,6 +104,11 @@ NO_DROPOUT = model_config(hidden_dropout_prob=0.0, attention_probs_dropout_prob=
         ({"pairs": "same"}, {"model": NO_DROPOUT}, "needs dropout, and the model has none"),
         ({"temperature": 0.0}, {}, "temperature is 0.0"),
         (
+            {"evaluation": "similarity"},
+            {"optimizer": OptimizerConfig(learning_rate=(1e-3, 1e-4))},
+            "several rates, which are tried on training pairs, and task.embedding.evaluation",
+        ),
+        (
             {"pairs": "same"},
             {"data": DataFiles(train="a.tsv", text="query,passage", max_length=16)},
             "same makes pairs of a single text, and data.text names 2 columns; name one, give",
@@ -226,6 +231,9 @@ def test_a_run(tmp_path, shallow_bert):
         data=DataFiles(train=train, eval=train, text="q,p", max_length=16, batch_size=8),
         optimizer=OptimizerConfig(name="adamw", learning_rate=1e-2),
     )
+    judged = tmp_path / "judged.tsv"
+    judged.write_text("q\tp\tlabel\nthe token\ta model of model\t1\nthe token\ta bank\t0\n")
+    config.data.test = str(judged)
     result = bert_jax.finetune(config, shallow_bert, tmp_path / "run", quiet=True)
     rows = {row["name"]: row["scores"]["ndcg@10"] for row in result.comparison}
     assert {"before training", "BM25", "TF-IDF"} <= set(rows)
@@ -235,6 +243,11 @@ def test_a_run(tmp_path, shallow_bert):
     line = json.loads((tmp_path / "run" / "predictions.jsonl").read_text().splitlines()[0])
     again = loaded.predict([tuple(pairs[0].split("\t"))])[0]["similarity"]
     assert again == pytest.approx(line["prediction"], abs=1e-5)
+    # The ranking loss takes texts that do not belong together for a pair.
+    assert "loss" in result.scores["eval"]
+    assert result.scores["test"] == loaded.predict(judged).scores
+    assert "ndcg@10" in result.scores["test"]
+    assert "loss" not in result.scores["test"]
     with pytest.raises(UserError, match="give two texts"):
         loaded.predict(["the model"])
     with pytest.raises(UserError, match="give two texts"):

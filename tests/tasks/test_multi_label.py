@@ -13,7 +13,11 @@ from bert_jax import DataFiles, FinetuneConfig
 from bert_jax.commands.flags import read_config
 from bert_jax.tasks.datasets import load_datasets, read_examples
 from bert_jax.tasks.examples import Example
-from bert_jax.tasks.multi_label import MultiLabelClassification, MultiLabelConfig
+from bert_jax.tasks.multi_label import (
+    MultiLabelClassification,
+    MultiLabelConfig,
+    _best_threshold,
+)
 
 NAMES = ("drama", "war", "western")
 WORDS = ("river", "model", "token", "bank", "reads", "the", "a")
@@ -120,6 +124,11 @@ def test_thresholds_of_the_user_stay():
     given = task(thresholds=(0.1, 0.2, 0.3))
     given.tune(labelled([[1, 0, 0]]), [np.zeros(3)], {})
     assert given.config.thresholds == (0.1, 0.2, 0.3)
+
+
+def test_a_threshold_of_extreme_logits_is_below_them():
+    threshold = _best_threshold(np.array([True, False]), np.float32([-30, -40]))
+    assert -40 < np.log(threshold) < -30
 
 
 def test_labels_that_no_held_out_text_has_keep_their_threshold():

@@ -455,6 +455,8 @@ def test_questions_in_memory_have_ids_of_their_own():
     rows = [{**ASKED, "id": name, "is_impossible": None, "answers": None} for name in ("a", None)]
     found = read_examples(task(), rows, DataFiles(), labelled=False, name="train")
     assert [each.id for each in found] == ["a", None]  # its number is written
+    named = [rows[1], {**rows[0], "id": "None"}]
+    assert len(read_examples(task(), named, DataFiles(), labelled=False, name="train")) == 2
     with refused("train[1]: the id a occurs twice; give each question its own"):
         read_examples(task(), [rows[0], rows[0]], DataFiles(), labelled=False, name="train")
 

@@ -419,6 +419,13 @@ def test_without_a_common_word_passages_are_random():
     assert any(len(example.label) == 101 for example in lists[:100])
 
 
+def test_passages_without_words_are_in_random_order():
+    judged = {"🙂": {"😀": 1.0, "😂": 0.0}, "q": {"🤔": 1.0}}
+    (first, second) = passages.training_groups(judged, 1)
+    assert (first.texts, second.texts[:2]) == (("🙂", "😀", "😂"), ("q", "🤔"))
+    assert {len(each.texts) for each in passages.candidate_lists(judged, 2)} == {3}
+
+
 def test_a_query_is_no_candidate_of_itself():
     """Unless it asks for itself."""
     judged = {"to boil rice": {"cook rice": 1.0}, "cook rice": {"to boil rice": 1.0}}
@@ -457,3 +464,6 @@ def test_a_query_without_a_relevant_passage_has_no_score():
     both, alone = task().score([found, none], [logits] * 2), task().score([found], [logits])
     assert both["ndcg@10"] == alone["ndcg@10"] == 1.0
     assert "ndcg@10" not in task().score([none], [logits])
+    for loss, has_loss in (("binary", True), ("listwise", False)):
+        assert task(loss=loss).has_loss([none]) is has_loss
+        assert task(loss=loss).has_loss([none, found])
