@@ -4,8 +4,9 @@
 
 The .npz holds `vectors`, one a line. For tokens and words, and of late interaction, there is one
 vector each: `ends` has the vector at which each line ends, and `spans`, of tokens and words, their
-first and end character in the line, whose first character is the first that is no white space. An
-.npy holds the vectors alone. --json prints the same as a line of JSON for each line, as they come.
+first and end character in the text, which of a plain file is the line without the white space
+around it. An .npy holds the vectors alone. --json prints the same as a line of JSON for each line,
+as they come.
 """
 
 import argparse
@@ -21,12 +22,11 @@ import numpy as np
 
 from bert_jax import console
 from bert_jax.commands import process, texts
-from bert_jax.errors import UserError, refuse
+from bert_jax.errors import UserError
 from bert_jax.retrieval.search import normalize
 from bert_jax.retrieval.vectors import ArrayWriter
 from bert_jax.storage.paths import CHECKPOINT, file_to_write, on_disk
 from bert_jax.storage.replacement import temporary_folder
-from bert_jax.text import records
 
 if TYPE_CHECKING:
     from bert_jax.inference.embeddings import TextEmbedding
@@ -61,12 +61,8 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         ) from error
     if args.output:
         _check_output(args.output, is_by_token=args.pooling in ("tokens", "words"))
-    refuse(
-        args.column is not None and not records.reader(args.file),
-        f"--column has no effect on {args.file}, which has a text a line",
-        fix="leave it out, or give a table, JSON lines or Parquet",
-    )
-    lines = texts.numbered(args.file, column=args.column or "text", with_empty=True)
+    column = texts.column_of(args.column, args.file)
+    lines = texts.numbered(args.file, column=column, with_empty=True)
     from bert_jax.inference.task_vectors import text_encoder
     from bert_jax.inference.tokenization import check_prompt
     from bert_jax.text.memory import chunks

@@ -8,7 +8,7 @@ interrupted, none. Then: bert-jax search my.index "a question"
 
 import argparse
 
-from bert_jax.commands import process
+from bert_jax.commands import process, texts
 from bert_jax.commands.flags import Parser
 from bert_jax.console import counted, quoted
 from bert_jax.storage import paths
@@ -23,7 +23,7 @@ def add_arguments(parser: Parser) -> None:
     example = "builtin: the functions of Python's library"
     add("files", metavar="FILE", nargs="+", help=f"{what}; {example}")
     add("--output", metavar="INDEX", required=True, help="the folder to write")
-    add("--column", default="text", help="column of the text in tables (text)")
+    add("--column", help="column of the text in tables (text)")
     add("--force", action="store_true", help="replace an index that is there")
     process.add_dtype(parser)
 
@@ -31,8 +31,9 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace, _: list[str]) -> None:
     from bert_jax.bert import Index
 
+    column = texts.column_of(args.column, *args.files)
     bert = process.load_checkpoint(args.checkpoint, args.dtype)
-    index = Index.build(bert, args.files, args.output, column=args.column, force=args.force)
+    index = Index.build(bert, args.files, args.output, column=column, force=args.force)
     of = f"{counted(len(index), 'text')} of {counted(len(args.files), 'file')}"
     search = f'bert-jax search {quoted(args.output)} "a question"'
     if paths.is_on_hub(args.checkpoint):  # from which a search downloads only what it is told to

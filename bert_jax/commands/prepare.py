@@ -190,7 +190,7 @@ def _prepare_shard(args: argparse.Namespace, data: DataConfig, folder: Path, sha
                 with replacement.replacing(folder / "tokenizer", os.path.isdir) as path:
                     tokenizer.save(path)
     # Shards that are replaced one after the other are of two texts until the last one is.
-    is_alone = paths.is_remote(args.store) or args.force
+    is_alone = paths.is_remote(args.store) or (args.force and shard[1] > 1)
     if is_alone or shards.missing(folder, shard[1]):
         then = _train_on(args.store)
         return f"complete: shard {args.shard} of {args.store}; after all others: {then}"
