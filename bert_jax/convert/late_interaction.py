@@ -62,7 +62,10 @@ def _pylate_settings(path: Path, tokenizer: Tokenizer) -> tuple[dict[str, Any], 
     file = path / huggingface.SETTINGS
     values = read_json(file, module_folders.REMEDY) if file.exists() else {}
     module_folders.check_settings(values, file, "maxsim")
-    is_attended = _setting(values, "attend_to_expansion_tokens", False, file)
+    # The latter is the name in ColBERT's own files.
+    names = "attend_to_expansion_tokens", "attend_to_mask_tokens"
+    name = next((name for name in names if name in values), names[0])
+    is_attended = _setting(values, name, False, file)
     expands = _setting(values, "do_query_expansion", True, file)
     settings = {
         "query_length": _setting(values, "query_length", 32, file),
@@ -91,8 +94,9 @@ def _library_settings(
     module_folders.check_settings({**values, "prompts": others}, file, "maxsim")
     mask_file = folders["MultiVectorMask"] / module_folders.CONFIG
     mask = read_json(mask_file, module_folders.REMEDY)
+    skipped_in = mask.get("skiplist_tasks")
     refuse(
-        mask.get("keep_only_token_ids") or mask.get("skiplist_tasks", ["document"]) != ["document"],
+        mask.get("keep_only_token_ids") or skipped_in not in (None, "document", ["document"]),
         f"{mask_file} has keep_only_token_ids, or skiplist_tasks other than document",
         fix="take a model without",
     )

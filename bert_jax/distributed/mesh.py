@@ -219,9 +219,10 @@ def shard_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Ar
 def compile_step(
     step: Callable[..., Any], mode: str, layout: Layout, outputs: Any
 ) -> Callable[[Any, Mapping[str, np.ndarray]], Any]:
-    """Compile a step of `training.step`; its outputs are "state", "per_example" or "metrics".
+    """Compile a step of `training.step`; its outputs are "state", "metrics" or "per_example".
 
-    A training step on a mesh prints the memory that it takes, once it is compiled.
+    The last is for a mesh alone. A training step there prints the memory that it takes, once it is
+    compiled.
     """
     updates, mesh = "state" in outputs, layout.mesh
     name = "the training step" if updates else "the forward pass"
@@ -271,22 +272,18 @@ def jit_step(step: Callable[..., Any], layout: Layout, outputs: Any) -> Any:
 def _pmap_step(
     step: Callable[..., Any], mesh: Mesh, outputs: Any
 ) -> Callable[[Any, Mapping[str, np.ndarray]], Any]:
-    axes = {"state": None, "per_example": 0, "metrics": None}
     mapped = jax.pmap(
         partial(step, collectives=fsdp.Collectives(("data",))),
         axis_name="data",
         in_axes=(None, 0),  # pyright: ignore[reportArgumentType]
-        out_axes=jax.tree.map(lambda kind: axes[kind], outputs),
+        out_axes=None,  # pyright: ignore[reportArgumentType]
         donate_argnums=(0,) if "state" in outputs else (),
         devices=list(mesh.devices.flat),
     )
     devices = mesh.local_mesh.size
 
-    def join(kind: str, value: Any) -> Any:
-        return value.reshape(-1, *value.shape[2:]) if kind == "per_example" else value
-
     def run(state: Any, batch: Mapping[str, np.ndarray]) -> Any:
         shards = {k: v.reshape(devices, -1, *v.shape[1:]) for k, v in batch.items()}
-        return jax.tree.map(join, outputs, mapped(state, shards))
+        return mapped(state, shards)
 
     return run

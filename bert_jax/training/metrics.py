@@ -85,7 +85,7 @@ class Writer(contextlib.AbstractContextManager["Writer"]):
             write_text(folder / BASELINES, json.dumps(self.baselines) + "\n")
             with self._dropping_on_error(_EVENTS):
                 self._sinks[_EVENTS] = sinks.TensorBoard(folder, step, config)
-            for service in config.log_to if config else ():
+            for service in dict.fromkeys(config.log_to if config else ()):
                 with self._dropping_on_error(service):
                     make = sinks.SERVICES[service]
                     self._sinks[service] = make(folder, self._name, step, config)

@@ -210,6 +210,10 @@ def test_what_is_refused(tiny_bert, tmp_path):
         (folder / SETTINGS).write_text(json.dumps(settings | changed))
         with refused(key_words):
             bert_jax.load(folder)
+    is_attended = settings.pop("attend_to_expansion_tokens")
+    for name in ("attend_to_expansion_tokens", "attend_to_mask_tokens"):  # the latter of ColBERT
+        (folder / SETTINGS).write_text(json.dumps({**settings, name: not is_attended}))
+        assert bert_jax.load(folder).task.expansion == ("unattended" if is_attended else "attended")
     (folder / SETTINGS).write_text(json.dumps(settings | {"query_prefix": "[Q] "}))
     with refused("the tokenizer has no token '[Q] '"):
         bert_jax.load(folder).encode(TEXTS, prompt="query")
