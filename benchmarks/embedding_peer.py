@@ -76,7 +76,7 @@ def main() -> None:
     add("--microbatch", type=int, default=0, help="of the cached loss; 0 for the plain one")
     add("--epochs", type=float, default=1.0)
     add("--steps", type=int, default=-1, help="steps in place of epochs")
-    add("--rate", type=float, default=1e-4)
+    add("--rate", type=float, default=4e-3)
     add("--length", type=int, default=64)
     add("--seed", type=int, default=0)
     flags = parser.parse_args()

@@ -24,6 +24,7 @@ transformers.logging.set_verbosity_error()
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 _SIZES += ("intermediate_size", "max_position_embeddings")
 _OF_BERT = ("hidden_dropout_prob", "attention_probs_dropout_prob", "hidden_act", "type_vocab_size")
+_GLOBAL = "full_attention"
 _NO_LABEL = -100  # of transformers
 
 Batch = dict[str, torch.Tensor]
@@ -40,6 +41,11 @@ def make_modernbert(spec: Spec, batch: Batch) -> tuple[torch.nn.Module, Callable
     config = transformers.ModernBertConfig(
         **{name: spec.model[name] for name in _SIZES},
         local_attention=spec.model["local_attention"],
+        layer_types=[
+            "sliding_attention" if index % spec.model["global_attn_every_n_layers"] else _GLOBAL
+            for index in range(spec.model["num_hidden_layers"])
+        ],
+        hidden_activation=spec.model["hidden_act"],
         attention_dropout=spec.model["attention_probs_dropout_prob"],
         mlp_dropout=spec.model["hidden_dropout_prob"],
         embedding_dropout=spec.model["hidden_dropout_prob"],

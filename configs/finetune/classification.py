@@ -1,6 +1,6 @@
 """Classification of texts, or of pairs of texts, from your own files.
 
-    bert-jax finetune --config=finetune/classification --init=hf:google-bert/bert-base-uncased \\
+    bert-jax finetune --config=finetune/classification --init=hf:google-bert/bert-base-uncased \
         --config.data.train=train.tsv --config.data.eval=dev.tsv
 
 The columns are `sentence` and `label`, or those that data.text and data.label name. Published, for

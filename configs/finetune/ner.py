@@ -1,6 +1,6 @@
 """Named entities, as in CoNLL 2003: a file with a word and its tag on each line.
 
-    bert-jax finetune --config=finetune/ner --init=hf:google-bert/bert-base-cased \\
+    bert-jax finetune --config=finetune/ner --init=hf:google-bert/bert-base-cased \
         --config.data.train=train.conll --config.data.eval=dev.conll --config.data.test=test.conll
 
 The same recipe serves parts of speech and any other tags of words. Published F1 on CoNLL 2003's

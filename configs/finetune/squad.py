@@ -1,6 +1,6 @@
 """SQuAD 1.1: the span of a text that answers a question.
 
-    bert-jax finetune --config=finetune/squad --init=hf:google-bert/bert-base-uncased \\
+    bert-jax finetune --config=finetune/squad --init=hf:google-bert/bert-base-uncased \
         --config.data.train=train-v1.1.json --config.data.eval=dev-v1.1.json
 
 Published on the development set, EM and F1: BERT-base 80.8 and 88.5, BERT-large 84.1 and 90.9

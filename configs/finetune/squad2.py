@@ -1,6 +1,6 @@
 """SQuAD 2.0: like 1.1, with questions that the text does not answer.
 
-    bert-jax finetune --config=finetune/squad2 --init=hf:google-bert/bert-large-uncased \\
+    bert-jax finetune --config=finetune/squad2 --init=hf:google-bert/bert-large-uncased \
         --config.data.train=train-v2.0.json --config.data.eval=dev-v2.0.json
 
 The threshold of "no answer" is tuned on the development set and saved in the checkpoint. Published

@@ -1,6 +1,6 @@
 """SWAG: which of four endings follows a sentence.
 
-    bert-jax finetune --config=finetune/swag --init=hf:google-bert/bert-base-uncased \\
+    bert-jax finetune --config=finetune/swag --init=hf:google-bert/bert-base-uncased \
         --config.data.train=train.csv --config.data.eval=val.csv
 
 Published accuracy: BERT-base 81.6 on the development set, BERT-large 86.6 and 86.3 on the test set
