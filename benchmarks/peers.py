@@ -172,11 +172,13 @@ def main() -> None:
             f"the peers have no {kind} {'with' if has_pairs else 'without'} sentence pairs; "
             "use --peers=bert-jax, or a config of BERT with them, or of ModernBERT"
         )
-    has_own_positions = config.model.position_embedding_type not in ("absolute", "rotary")
-    if theirs and (config.data.packing or has_own_positions):
+    positions = config.model.position_embedding_type
+    lacking = ["packed pairs"] if config.data.packing else []
+    lacking += [f"{positions} positions"] if positions not in ("absolute", "rotary") else []
+    if theirs and lacking:
         raise UserError(
-            "the peers have neither packed pairs nor relative positions; use --peers=bert-jax, or "
-            "a config without"
+            f"the peers have no {' and no '.join(lacking)}; use --peers=bert-jax, or a config "
+            "without"
         )
     phase = make_schedule(config).main_stages[0]
     spec = Spec(

@@ -31,7 +31,7 @@ def column_of(column: str | None, *sources: str) -> str:
     """Return the column of the text in files, `column` or the default; UserError if none has it."""
     refuse(
         column is not None and not any(map(records.reader, sources)),
-        f"--column has no effect on {', '.join(sources)}, which has a text a line",
+        f"--column has no effect on {', '.join(sources)}",
         fix="leave it out, or give a table, JSON lines or Parquet",
     )
     return column or "text"

@@ -272,6 +272,7 @@ def jit_step(step: Callable[..., Any], layout: Layout, outputs: Any) -> Any:
 def _pmap_step(
     step: Callable[..., Any], mesh: Mesh, outputs: Any
 ) -> Callable[[Any, Mapping[str, np.ndarray]], Any]:
+    assert "per_example" not in outputs  # of which each device would have a part
     mapped = jax.pmap(
         partial(step, collectives=fsdp.Collectives(("data",))),
         axis_name="data",

@@ -232,8 +232,7 @@ def unsupported(
         if length % _LANES:
             return (
                 f"takes a multiple of {_LANES} tokens on a TPU, not {length}; "
-                "set data.max_length and the lengths of data.phases to such, and "
-                "data.length_warmup_fraction to 0"
+                "give all sequences such a length, those of phases and of a length warm-up too"
             )
         return ""
     if config.dtype == "float32":
@@ -241,10 +240,7 @@ def unsupported(
     if has_dropout:
         return _dropout_unsupported(length, head_size, packed=packed)
     if packed and length % 2:
-        return (
-            f"takes an even number of packed tokens on a GPU, not {length}; change data.max_length "
-            "or the length of the phase"
-        )
+        return f"takes an even number of packed tokens on a GPU, not {length}; change that length"
     if head_size % 8 or head_size > _MAX_CUDNN_HEAD_SIZE:
         return (
             f"takes heads of a multiple of 8 up to {_MAX_CUDNN_HEAD_SIZE} on a GPU, not of "

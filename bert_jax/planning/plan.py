@@ -54,7 +54,9 @@ def make_plans(
 
 def _distinct_stages(config: TrainConfig) -> list[Stage]:
     """Return the stages, but of those with the same sequences only that of the largest batch."""
-    by_size = sorted(make_schedule(config).main_stages, key=lambda stage: stage.batch_size)
+    schedule = make_schedule(config)
+    stages = {*schedule.main_stages, schedule.largest}  # which a length warm-up may have
+    by_size = sorted(stages, key=lambda stage: stage.batch_size)
     largest = {(stage.max_length, stage.max_predictions): stage for stage in by_size}
     return sorted(largest.values(), key=lambda stage: stage.first_step)
 
@@ -104,7 +106,7 @@ def _least_time(
     """Return the least seconds of a step, and the speed and MFU if the longest were all."""
     counted = model_flops(config, stage)
     useful = stage.batch_size * (counted or 0.0)
-    # Of a forward pass, which is a third of all, without heads, and at least this much of layers.
+    # The forward pass is a third of all; its layers, at least 0.6 of it, are computed again.
     recomputed = 1.2 if config.model.remat else 1.0
     held = "parameters", "moments", "temporaries"
     devices, network = list(mesh.devices.flat), 0.0

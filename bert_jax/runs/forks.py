@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bert_jax.config import ModelConfig, TrainConfig, settings
 from bert_jax.config.fields import POSITIONS
-from bert_jax.config.schedule import keep_begun_stages
+from bert_jax.config.schedule import keep_begun_stages, make_schedule
 from bert_jax.errors import UserError, refuse
 from bert_jax.objectives import objective_name
 from bert_jax.runs import weights
@@ -72,11 +72,10 @@ def resolve(
     config = copy.deepcopy(config)
     config.model.vocab_size = config.model.vocab_size or saved.model.vocab_size
     keep_begun_stages(config, saved, int(fork.name), set_anew=fields)
-    # From 1 on it is a number of steps, of which a shorter run cannot have all; 0 is none.
-    is_kept = "data.length_warmup_fraction" not in fields
-    if is_kept and config.data.length_warmup_fraction >= 1:
-        kept = min(config.data.length_warmup_fraction, config.steps - 1)
-        config.data.length_warmup_fraction = float(kept)
+    # A shorter run cannot have all steps of the length warm-up that it keeps.
+    kept = make_schedule(saved).length_warmup
+    if config.data.length_warmup_fraction == kept >= 1:
+        config.data.length_warmup_fraction = float(min(kept, config.steps - 1))
     _check_state(config, fork, saved, fields)
     return config
 

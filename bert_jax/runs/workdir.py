@@ -141,15 +141,10 @@ def _refuse_other_files(path: Path) -> None:
 
 def with_own_texts(config: TrainConfig, path: AnyPath) -> TrainConfig:
     """Return the config of a run, whose folder with texts from memory may have been moved."""
-    texts, source = path / memory.TEXTS, config.data.source
-    if os.path.basename(source) != memory.TEXTS or not paths.exists(texts):
-        return config
-    is_there = os.path.exists(source) and os.path.exists(texts) and os.path.samefile(source, texts)
-    return config if is_there else _with_source(config, str(texts))
-
-
-def _with_source(config: TrainConfig, source: str) -> TrainConfig:
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, source=source))
+    texts = path / memory.TEXTS
+    if os.path.basename(config.data.source) == memory.TEXTS and paths.exists(texts):
+        return dataclasses.replace(config, data=dataclasses.replace(config.data, source=str(texts)))
+    return config
 
 
 def with_texts(
@@ -168,10 +163,11 @@ def with_texts(
     write = partial(memory.write_texts, texts, found.path / memory.TEXTS, config.data.text_field)
     is_unused = found.config_json is not None and not found.config
     hosts.run_on_main(lambda: write(may_replace=is_unused))
+    if found.config:
+        own_texts = with_own_texts(found.config, found.path)
+        found = dataclasses.replace(found, config=own_texts)
     source = str(found.path / memory.TEXTS)
-    if found.config and os.path.basename(found.config.data.source) == memory.TEXTS:
-        found = dataclasses.replace(found, config=_with_source(found.config, source))
-    return _with_source(config, source), found
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, source=source)), found
 
 
 def has_same_text(one: TrainConfig, other: TrainConfig) -> bool:
@@ -239,11 +235,19 @@ def check_same_run(config: _Config, saved: _Config, address: AnyPath) -> None:
     """Refuse to resume a run whose own config differs in a field that is not resumable."""
     before = settings.flatten(saved)
     for name, value, _, metadata in settings.fields(config):
-        if before[name] != value and not metadata["resumable"]:
+        is_same = before[name] == value or (
+            name == "data.source" and _is_same_file(before[name], value)
+        )
+        if not is_same and not metadata["resumable"]:
             raise UserError(
                 f"{address} belongs to another config: {name} is {before[name]!r} there and "
                 f"{value!r} here; choose another --workdir or set the field back"
             )
+
+
+def _is_same_file(one: str, other: str) -> bool:
+    """Return whether two sources are one file by two paths."""
+    return os.path.exists(one) and os.path.exists(other) and os.path.samefile(one, other)
 
 
 def _check_steps_done(config: TrainConfig, saved: TrainConfig, workdir: Workdir) -> None:

@@ -249,7 +249,8 @@ def parse_sources(sources: str, default: str) -> dict[str, str]:
     if os.path.isfile(os.path.expanduser(sources)):
         return {default: sources}
     parts = [part.strip() for part in sources.split(",") if part.strip()]
-    refuse(sources.strip() and not parts, f"{sources!r} names no file", fix="give one, or none")
+    is_empty = sources.strip() and not parts
+    refuse(is_empty, f"data.{default} is {sources!r}", fix="name a file, or leave it out")
     if len(parts) == 1:
         name, equals, _ = parts[0].partition("=")
         if not equals or not name.isidentifier():

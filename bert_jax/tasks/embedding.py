@@ -149,13 +149,6 @@ class Embedding(Retrieval):
             f"vector has {size} numbers",
             fix=f"give some from 1 to {size}",
         )
-        is_scored_otherwise = embedding.loss == "ranking" and embedding.evaluation == "similarity"
-        refuse(
-            is_scored_otherwise and len(config.optimizer.learning_rates) > 1,
-            "optimizer.learning_rate has several rates, which are tried on training pairs, and "
-            "task.embedding.evaluation similarity compares scores, which these do not have",
-            fix="give one rate, or set it to retrieval",
-        )
         columns = readers.text_columns(config.data)
         refuse(
             embedding.loss != "ranking" and len(columns) > 2,

@@ -193,4 +193,6 @@ def _best_threshold(actual: np.ndarray, logits: np.ndarray) -> float:
     best = int(f1.argmax())
     # Between the last that is predicted and the next.
     following = logits[best + 1] if best + 1 < len(logits) else logits[best] - 1.0
-    return float(np.clip(expit((logits[best] + following) / 2), np.finfo(float).tiny, 1 - 1e-12))
+    return float(
+        np.clip(expit((logits[best] + following) / 2), np.finfo(float).tiny, np.nextafter(1, 0))
+    )

@@ -238,7 +238,8 @@ class Reranker(Task):
 
     def has_loss(self, examples: Sequence[Example]) -> bool:
         """Return whether some passage is relevant, which a listwise loss needs."""
-        return self.config.loss == "binary" or any(any(each.label) for each in examples)
+        labels = (each.label[: len(each.texts) - 1] for each in examples)  # without those missed
+        return self.config.loss == "binary" or any(map(any, labels))
 
     def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
         """Return the loss, and the mean scores of the queries' rankings."""

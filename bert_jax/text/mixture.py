@@ -165,6 +165,7 @@ def read(
     check_sources(config.data, parts)
     folders = _folders(parts, folder)
     corpora = {name: _open_given(folders[name], tokenizer) for name in stores}
+    _check_distinct(corpora)  # before the long work
     for name in stores:
         tokenizer = corpora[stores[0]].tokenizer
         if corpora[name].tokenizer.fingerprint != tokenizer.fingerprint:
@@ -175,7 +176,7 @@ def read(
     if weights and isinstance(tokenizer, TokenizerConfig):
         tokenizer = _train_tokenizer(config, parts, folder)
     if isinstance(tokenizer, Tokenizer):
-        _check_vocab_size(tokenizer, vocab_size)  # before the long work
+        _check_vocab_size(tokenizer, vocab_size)
     for name, each in data.items():
         corpora[name] = prepare.prepare(each, tokenizer, vocab_size, folders[name])
     return _mix(weights, corpora)
@@ -200,9 +201,8 @@ def _folders(parts: Parts, folder: Path) -> dict[str, Path]:
     return own | {name: fetched.folder(name) for name in parts.stores}
 
 
-def _mix(weights: Mapping[str, float], corpora: Mapping[str, Corpus]) -> Corpus:
-    if not weights:
-        return next(iter(corpora.values()))
+def _check_distinct(corpora: Mapping[str, Corpus]) -> None:
+    """Refuse two stores of one text: what one holds out, the other would be trained on."""
     names: dict[str, str] = {}
     for name, corpus in corpora.items():
         other = names.setdefault(corpus.source_identity, name)
@@ -212,6 +212,12 @@ def _mix(weights: Mapping[str, float], corpora: Mapping[str, Corpus]) -> Corpus:
             "be trained on",
             fix="name each text once",
         )
+
+
+def _mix(weights: Mapping[str, float], corpora: Mapping[str, Corpus]) -> Corpus:
+    if not weights:
+        return next(iter(corpora.values()))
+    _check_distinct(corpora)
     sizes = {name: weights[name] or len(corpora[name].train.tokens) for name in weights}
     parts = tuple(
         dataclasses.replace(corpora[name], name=short, weight=size / sum(sizes.values()))

@@ -192,7 +192,7 @@ def _read_progress(folder: Path, begun: dict[str, Any], restarts: bool) -> dict[
         if vocab_size and vocab_size == record.get("vocab_size"):  # the text had no more tokens
             stored["tokenizer"] = {**stored["tokenizer"], "vocab_size": vocab_size}
     other = next((name for name, value in identity.items() if stored.get(name) != value), "")
-    if record.get("formats", begun["formats"]) != begun["formats"]:
+    if not other and record.get("formats", begun["formats"]) != begun["formats"]:
         other = "file format"
     if other and "failed" not in record and not restarts:
         names = {"text": "other text", "held_out": "other held-out text"}

@@ -135,7 +135,10 @@ def texts(source: str, column: str, setting: str) -> Iterator[tuple[str, Record]
 
 
 def reader(path: Path | str) -> Callable[..., Iterator[Record]] | None:
-    """Return what reads a table, Parquet, JSON or FASTA; None for plain text."""
+    """Return what reads a table, Parquet, JSON or FASTA; None for plain text.
+
+    Stores have the names of these functions.
+    """
     if file_type(path) in _TABLES:
         return table_rows
     if suffix(path) == _PARQUET:

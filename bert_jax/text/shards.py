@@ -219,6 +219,7 @@ def _join_records(folder: Path, shards: dict[Path, dict[str, Any]]) -> None:
             splits[split][name] = (folder / split / f"{name}.bin").stat().st_size
     counts = {name: sum(r[name] for r in shards.values()) for name in store.CHARACTERS}
     whole = {"identity": identity, "splits": splits, "checksums": sums, **counts}
+    whole |= _merge_formats(shards)
     tokenizer = tokenizer_loading.load(folder / "tokenizer")
     has_own_held_out = isinstance(identity["held_out"], dict)  # or is a share of the text
     held_out = f"the held-out text of {folder}" if has_own_held_out else ""
@@ -246,6 +247,18 @@ def _merge_identities(shards: dict[Path, dict[str, Any]]) -> dict[str, Any]:
                 )
         merged[name] = merge_identities([*values.values()])
     return merged
+
+
+def _merge_formats(shards: dict[Path, dict[str, Any]]) -> dict[str, Any]:
+    """Return what records say of the formats of files; UserError if shards were read otherwise."""
+    found = {record["formats"]: path for path, record in shards.items() if "formats" in record}
+    if len(found) > 1:
+        first, other, *_ = found.values()
+        raise UserError(
+            f"{other} was prepared from another file format than {first.name}; remove the folder "
+            "of the wrong one, and repeat"
+        )
+    return {"formats": next(iter(found))} if found else {}
 
 
 def _join(folder: Path, split: str, name: str, shards: dict[Path, dict[str, Any]]) -> int:

@@ -31,10 +31,11 @@ REMEDY = "remove the folder, and prepare or copy it again"
 _VERIFIED_WITHIN = 0.8  # seconds that opening may take longer; a large store is verified meanwhile
 _OPEN_SHARDS = 100  # files that are open at once: a process may have 1,024, and there are mixtures
 CHARACTERS = ("characters", "unknown_characters")  # of the text
+# Settings of reading, which are no part of a text; so are switches, such as "split" of files.
+_OF_READING = ("text_field", "lines", "fasta")
 UNKNOWN_REMEDY = (
     "train a tokenizer on it, of tokenizer.kind byte_bpe or sentencepiece (without --init), or set "
-    "tokenizer.path to a vocabulary of its characters; a store is prepared anew, by bert-jax "
-    "prepare --tokenizer"
+    "tokenizer.path to a vocabulary of its characters"
 )
 
 
@@ -121,7 +122,8 @@ class Corpus:
         if worst.unknown <= 0.01:
             return ""
         of = f" of {worst.name}" if worst.name else ""
-        return f"{worst.unknown:.1%} of the characters{of} are unknown; {UNKNOWN_REMEDY}"
+        remedy = f"{UNKNOWN_REMEDY}; a store has to be prepared again, with another --tokenizer"
+        return f"{worst.unknown:.1%} of the characters{of} are unknown; {remedy}"
 
 
 def has_record(folder: str | Path) -> bool:
@@ -197,7 +199,9 @@ def open_store(folder: Path) -> Corpus:
         eval=splits["eval"],
         fingerprint=digest.hexdigest(),
         text_identity=_digest([source, held_out]),
-        source_identity=_digest(source),
+        source_identity=_digest(
+            {k: x for k, x in source.items() if k not in _OF_READING and not isinstance(x, bool)}
+        ),
         unknown=unknown,
         verified=daemon_thread.start(lambda: checksums.check(folder, recorded, REMEDY)),
     )

@@ -43,7 +43,7 @@ def test_a_column_of_records_is_embedded(tiny_run, tiny_bert, tmp_path, bert_jax
 
 def test_a_column_of_plain_text_is_refused(tiny_run, file, bert_jax_main):
     for name in (file, "-"):
-        with refused(f"--column has no effect on {name}, which has a text a line"):
+        with refused(f"--column has no effect on {name}; leave it out, or give a table"):
             bert_jax_main("embed", tiny_run.checkpoint, name, "--column=body", "--json")
 
 

@@ -86,7 +86,7 @@ def test_a_checkpoint_that_has_moved(folder, tiny_run, tmp_path, bert_jax_main):
     [
         ("index RUN texts.txt", "the following arguments are required: --output"),
         ("index RUN --output=x", "the following arguments are required: FILE"),
-        ("index RUN texts.txt --output=x --column=b", "--column has no effect on texts.txt, which"),
+        ("index RUN texts.txt --output=x --column=b", "--column has no effect on texts.txt; leave"),
         ("index RUN a.tsv --output=x", "a.tsv:2 has no column 'text'; set --column to one of id"),
         ("search my.index", "the following arguments are required: QUERY"),
         ("search my.index the bank", "'bank' is one word too many; put quotes around text"),

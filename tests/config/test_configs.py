@@ -130,6 +130,8 @@ def test_batches_of_a_length_warmup_have_about_as_many_tokens(length):
     shares = [x.max_length * x.batch_size / (8 * length) for x in schedule.warmup_stages]
     assert shares
     assert 2 <= 3 * min(shares) <= 3 * max(shares) <= 4
+    sizes = [stage.max_length * stage.batch_size for stage in schedule.stages]
+    assert schedule.largest == schedule.stages[int(np.argmax(sizes))]
 
 
 def test_a_phase_has_its_own_share_of_masks_or_that_of_the_data():

@@ -250,6 +250,10 @@ def test_what_is_refused_of_a_layout_of_its_own(tiny_bert, tmp_path):
         with refused(words):
             bert_jax.load(folder)
         file.write_text(before)
+    mask = folder / "2_MultiVectorMask/config.json"
+    for names in (None, "document"):  # the library's default, and another spelling of it
+        mask.write_text(json.dumps(json.loads(mask.read_text()) | {"skiplist_tasks": names}))
+        assert bert_jax.load(folder).task
     modules = json.loads((folder / "modules.json").read_text())
     (folder / "modules.json").write_text(json.dumps(modules[:-1]))
     with refused("does not scale its vectors to unit length"):

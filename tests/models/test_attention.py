@@ -440,8 +440,8 @@ def test_what_is_said_of_layers_and_lengths_that_differ():
     assert words("gpu", [128, 512]) == "fused"
     assert words("tpu", [100, 512]) == (
         "at length 100 plain: fused takes a multiple of 128 tokens on a TPU, not 100; "
-        "set data.max_length and the lengths of data.phases to such, and "
-        "data.length_warmup_fraction to 0; at length 512 fused"
+        "give all sequences such a length, those of phases and of a length warm-up too; "
+        "at length 512 fused"
     )
 
 

@@ -118,14 +118,15 @@ def test_a_bias_that_was_rounded_gives_the_same(name):
     np.testing.assert_array_equal(one, other)
 
 
-def test_the_gradient_of_a_bias_is_not_rounded_on_a_gpu():
+@pytest.mark.parametrize("name", ["gpu", "tpu"])
+def test_the_gradient_of_a_bias_is_not_rounded_on_accelerators(name):
     """There the bias is added in bfloat16, as cuBLAS does."""
     cotangent = jnp.concatenate([jnp.ones(511), jnp.full(1, 0.5)])[:, None].astype(jnp.bfloat16)
 
     def group(bias):
         return matmul.dense_group(jnp.ones((512, 1), jnp.bfloat16), [jnp.ones((1, 1))], [bias])
 
-    with traced_for(Target("gpu")):
+    with traced_for(Target(name)):
         ((of_bias,),) = (jax.vjp(group, jnp.ones(1))[1]((cotangent,)),)
     assert of_bias.dtype == jnp.float32
     assert of_bias[0] == 511.5

@@ -111,7 +111,7 @@ def test_what_is_not_planned(monkeypatch):
     config.model.max_position_embeddings = config.data.max_length = 128
     assert plan.make_plans(config, read_topologies("v5e-1"))[0]["attention"] == "fused"
     config.steps, config.data.length_warmup_fraction = 100, 0.2
-    with refused("takes a multiple of 128 tokens on a TPU, not 16; set data.max_length and the"):
+    with refused("takes a multiple of 128 tokens on a TPU, not 16; give all sequences such"):
         plan.make_plans(config, read_topologies("v5e-1"))
     config = small_config()
     placed = Mock(side_effect=ValueError("cannot reshape"))  # as of v5e:7x9 in JAX 0.10

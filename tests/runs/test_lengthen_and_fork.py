@@ -443,10 +443,11 @@ def test_no_length_warmup_is_not_that_of_the_run_before(tiny_config, tmp_path):
     workdir = workdirs.read(tmp_path / "fork", TrainConfig)
     fork = tmp_path / "run/checkpoints/6"
     assert forks.resolve(config, fork, saved, workdir).data.length_warmup_fraction == 0.0
-    # Of more steps than there are, one that was set is refused, and one that is kept is shortened.
-    config.data.length_warmup_fraction = 500.0
-    for fields, expected in (((), 7.0), (["data.length_warmup_fraction"], 500.0)):
-        resolved = forks.resolve(config, fork, saved, workdir, fields)
+    # Of more steps than there are, one that is kept is shortened, and one that was set stays.
+    saved.steps, saved.data.length_warmup_fraction = 1000, 400.0
+    for given, expected in ((400.0, 7.0), (500.0, 500.0)):
+        config.data.length_warmup_fraction = given
+        resolved = forks.resolve(config, fork, saved, workdir)
         assert resolved.data.length_warmup_fraction == expected
 
 

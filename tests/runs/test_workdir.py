@@ -229,13 +229,15 @@ def test_texts_of_a_user_may_have_the_name_of_those_from_memory(tmp_path, monkey
     Path("texts.jsonl").write_text('{"text": "a"}')
     names = ("./texts.jsonl", "*/texts.jsonl", "https://host/texts.jsonl", "/gone/texts.jsonl")
     own, *others = (TrainConfig(data=DataConfig(source=name)) for name in names)
-    assert workdir.with_own_texts(own, tmp_path) == own
     moved = workdir.with_own_texts(others[-1], tmp_path)
     assert moved.data.source == str(tmp_path / "texts.jsonl")
     for config in others:
         assert workdir.has_same_text(config, config)
         assert not workdir.has_same_text(config, own)
     assert workdir.has_same_text(own, moved)
+    workdir.check_same_run(own, moved, tmp_path)
+    with refused("belongs to another config: data.source is"):
+        workdir.check_same_run(own, others[0], tmp_path)
 
 
 def test_a_run_that_resumes_reads_its_workdir_once(tmp_path, monkeypatch):

@@ -184,7 +184,7 @@ def test_named_sources(tmp_path, monkeypatch):
         assert parse_sources(f" dev={source} ", "eval") == {"dev": source}
     with refused("a=x,a=y: two sources have the name a; rename one"):
         parse_sources("a=x,a=y", "eval")
-    with refused("',' names no file; give one, or none"):
+    with refused("data.test is ','; name a file, or leave it out"):
         parse_sources(",", "test")
     for wrong in ("a,b", "a=x,b", "a b=x,c=y", "=x,b=y", "a=", "a=,b=x"):
         with pytest.raises(UserError, match=r"several sources are given as NAME=FILE,NAME=FILE$"):

@@ -104,11 +104,6 @@ NO_DROPOUT = model_config(hidden_dropout_prob=0.0, attention_probs_dropout_prob=
         ({"pairs": "same"}, {"model": NO_DROPOUT}, "needs dropout, and the model has none"),
         ({"temperature": 0.0}, {}, "temperature is 0.0"),
         (
-            {"evaluation": "similarity"},
-            {"optimizer": OptimizerConfig(learning_rate=(1e-3, 1e-4))},
-            "several rates, which are tried on training pairs, and task.embedding.evaluation",
-        ),
-        (
             {"pairs": "same"},
             {"data": DataFiles(train="a.tsv", text="query,passage", max_length=16)},
             "same makes pairs of a single text, and data.text names 2 columns; name one, give",

@@ -7,6 +7,7 @@ import pytest
 from helpers import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import logit
 
 import bert_jax
 from bert_jax import DataFiles, FinetuneConfig
@@ -126,9 +127,10 @@ def test_thresholds_of_the_user_stay():
     assert given.config.thresholds == (0.1, 0.2, 0.3)
 
 
-def test_a_threshold_of_extreme_logits_is_below_them():
-    threshold = _best_threshold(np.array([True, False]), np.float32([-30, -40]))
-    assert -40 < np.log(threshold) < -30
+@pytest.mark.parametrize("logits", [(-30, -40), (40, 30)])
+def test_a_threshold_of_extreme_logits_is_between_them(logits):
+    threshold = _best_threshold(np.array([True, False]), np.float32(logits))
+    assert logits[1] < logit(threshold) < logits[0]
 
 
 def test_labels_that_no_held_out_text_has_keep_their_threshold():

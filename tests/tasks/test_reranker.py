@@ -466,4 +466,6 @@ def test_a_query_without_a_relevant_passage_has_no_score():
     assert "ndcg@10" not in task().score([none], [logits])
     for loss, has_loss in (("binary", True), ("listwise", False)):
         assert task(loss=loss).has_loss([none]) is has_loss
+        missed = dataclasses.replace(none, label=(0.0, 0.0, 1.0))
+        assert task(loss=loss).has_loss([missed]) is has_loss
         assert task(loss=loss).has_loss([none, found])

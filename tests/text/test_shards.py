@@ -250,6 +250,20 @@ def test_a_shard_of_other_settings_is_refused(data, whole, tmp_path, monkeypatch
     refused(folder, message)
 
 
+def test_a_shard_whose_files_were_read_otherwise_is_refused(data, whole, tmp_path):
+    folder = tmp_path / "store"
+    prepare_shards(data, whole.tokenizer, folder, 2, range(2))
+    path = folder / "shards/00001-of-00002/store.json"
+    record = store_lib.read_record(path)
+    json_files.write_record(path, {**record, "formats": "others"})
+    refused(folder, "00001-of-00002 was prepared from another file format than 00000-of-00002; ")
+    del record["formats"]  # of an earlier version
+    json_files.write_record(path, record)
+    shards.finish(folder)
+    first = store_lib.read_record(folder / "shards/00000-of-00002/store.json")
+    assert store_lib.read_record(folder / "store.json")["formats"] == first["formats"]
+
+
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
