@@ -202,14 +202,14 @@ def _folders(parts: Parts, folder: Path) -> dict[str, Path]:
 
 
 def _check_distinct(corpora: Mapping[str, Corpus]) -> None:
-    """Refuse two stores of one text: what one holds out, the other would be trained on."""
+    """Refuse two stores of one text that hold out other documents, which both are trained on."""
     names: dict[str, str] = {}
     for name, corpus in corpora.items():
         other = names.setdefault(corpus.source_identity, name)
         refuse(
-            other != name,
-            f"data.source: {name} has the same text as {other}, so that what one holds out would "
-            "be trained on",
+            corpora[other].text_identity != corpus.text_identity,
+            f"data.source: {name} has the same text as {other} and holds out other documents, so "
+            "that these would be trained on",
             fix="name each text once",
         )
 

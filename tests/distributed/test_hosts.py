@@ -313,7 +313,7 @@ def test_hosts_that_differ(tiny_text, store, folder, tmp_path, differs):
 def test_a_store_that_differs_beside_plain_text(tiny_text, store, folder, tmp_path, has_store):
     """Plain text is on host 0 alone; of the store each host has to have a copy."""
     (folder / "store").symlink_to(store)
-    (folder / "text.txt").write_bytes(tiny_text.read_bytes())
+    (folder / "text.txt").write_bytes(tiny_text.read_bytes() + b"The end.\n")
     (tmp_path / "other").mkdir()
     tokenizer = open_store(store).tokenizer
     data = DataConfig(source=str(tiny_text), eval_fraction=0.2)

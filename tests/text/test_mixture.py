@@ -104,13 +104,14 @@ def test_other_refusals(folder):
 
 
 def test_one_text_under_two_names_is_refused(folder):
-    """One holds out other documents, on which the other would be trained."""
+    """If one holds out other documents, on which the other would be trained."""
     first = store("a.txt", "x")
     tokenizer = open_store(folder / first).tokenizer
     prepare(DataConfig(source="a.txt", eval_fraction=0.3), tokenizer, 80, Path("y"))
-    for source in ("x@1,y@1", "x@1,a.txt@2"):
-        with pytest.raises(UserError, match=r"data.source: .* has the same text as x, so that"):
+    for source in ("x@1,y@1", "y@1,a.txt@2"):
+        with pytest.raises(UserError, match=r"data.source: .* has the same text as . and holds"):
             read(source)
+    assert read("x@1,a.txt@2").parts
 
 
 def test_texts_have_the_tokenizer_of_the_stores(folder):
