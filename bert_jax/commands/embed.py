@@ -61,7 +61,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         ) from error
     if args.output:
         _check_output(args.output, is_by_token=args.pooling in ("tokens", "words"))
-    column = texts.column_of(args.column, args.file)
+    column = texts.column_of(args.column, [args.file])
     lines = texts.numbered(args.file, column=column, with_empty=True)
     from bert_jax.inference.task_vectors import text_encoder
     from bert_jax.inference.tokenization import check_prompt

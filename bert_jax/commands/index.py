@@ -31,7 +31,7 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace, _: list[str]) -> None:
     from bert_jax.bert import Index
 
-    column = texts.column_of(args.column, *args.files)
+    column = texts.column_of(args.column, args.files)
     bert = process.load_checkpoint(args.checkpoint, args.dtype)
     index = Index.build(bert, args.files, args.output, column=column, force=args.force)
     of = f"{counted(len(index), 'text')} of {counted(len(args.files), 'file')}"

@@ -10,7 +10,6 @@ these for two single texts, unless --columns names two.
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -21,7 +20,7 @@ from bert_jax.commands import process, texts
 from bert_jax.commands.flags import Parser, add_data_dir
 from bert_jax.console import counted
 from bert_jax.errors import UserError, refuse, without_controls
-from bert_jax.storage.paths import CHECKPOINT, file_to_write
+from bert_jax.storage.paths import CHECKPOINT, file_to_write, is_same_file
 from bert_jax.text.files import STDIN, file_type
 
 if TYPE_CHECKING:
@@ -141,10 +140,9 @@ def _show(task: "Task", predictions: "Predictions", first: int, *, is_json: bool
 
 def _check_kept(file: str | None, written: Sequence[str]) -> None:
     """Refuse to write over the file that is read."""
-    file = file and os.path.expanduser(file)
     for path in written:
         refuse(
-            file and all(map(os.path.exists, (file, path))) and os.path.samefile(file, path),
+            file and is_same_file(file, path),
             f"the predictions would be written over {file}, which they are of",
             fix="choose another --output",
         )

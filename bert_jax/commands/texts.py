@@ -6,7 +6,7 @@ import os
 import queue
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from bert_jax import console
@@ -27,7 +27,7 @@ def argument(text: str) -> str:
     return text
 
 
-def column_of(column: str | None, *sources: str) -> str:
+def column_of(column: str | None, sources: Sequence[str]) -> str:
     """Return the column of the text in files, `column` or the default; UserError if none has it."""
     refuse(
         column is not None and not any(map(records.reader, sources)),

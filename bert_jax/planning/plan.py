@@ -55,7 +55,8 @@ def make_plans(
 def _distinct_stages(config: TrainConfig) -> list[Stage]:
     """Return the stages, but of those with the same sequences only that of the largest batch."""
     schedule = make_schedule(config)
-    stages = {*schedule.main_stages, schedule.largest}  # which a length warm-up may have
+    # The largest may be one of a length warm-up.
+    stages = dict.fromkeys((*schedule.main_stages, schedule.largest))
     by_size = sorted(stages, key=lambda stage: stage.batch_size)
     largest = {(stage.max_length, stage.max_predictions): stage for stage in by_size}
     return sorted(largest.values(), key=lambda stage: stage.first_step)

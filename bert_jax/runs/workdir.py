@@ -236,18 +236,13 @@ def check_same_run(config: _Config, saved: _Config, address: AnyPath) -> None:
     before = settings.flatten(saved)
     for name, value, _, metadata in settings.fields(config):
         is_same = before[name] == value or (
-            name == "data.source" and _is_same_file(before[name], value)
+            name == "data.source" and paths.is_same_file(before[name], value)
         )
         if not is_same and not metadata["resumable"]:
             raise UserError(
                 f"{address} belongs to another config: {name} is {before[name]!r} there and "
                 f"{value!r} here; choose another --workdir or set the field back"
             )
-
-
-def _is_same_file(one: str, other: str) -> bool:
-    """Return whether two sources are one file by two paths."""
-    return os.path.exists(one) and os.path.exists(other) and os.path.samefile(one, other)
 
 
 def _check_steps_done(config: TrainConfig, saved: TrainConfig, workdir: Workdir) -> None:

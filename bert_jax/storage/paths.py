@@ -123,6 +123,12 @@ def exists(path: AnyPath) -> bool:
     return path.exists() if is_remote(path) else os.path.exists(path)
 
 
+def is_same_file(one: str, other: str) -> bool:
+    """Return whether two paths lead to one file on a disk."""
+    names = [os.path.expanduser(name) for name in (one, other)]
+    return all(map(os.path.exists, names)) and os.path.samefile(names[0], names[1])
+
+
 def is_folder(path: AnyPath) -> bool:
     """Return whether a path is a folder; False for a name that is too long."""
     return path.is_dir() if is_remote(path) else os.path.isdir(path)

@@ -32,7 +32,7 @@ _VERIFIED_WITHIN = 0.8  # seconds that opening may take longer; a large store is
 _OPEN_SHARDS = 100  # files that are open at once: a process may have 1,024, and there are mixtures
 CHARACTERS = ("characters", "unknown_characters")  # of the text
 # Settings of reading, which are no part of a text; so are switches, such as "split" of files.
-_OF_READING = ("text_field", "lines", "fasta")
+_OF_READING = {"text_field", "lines", "fasta"}
 UNKNOWN_REMEDY = (
     "train a tokenizer on it, of tokenizer.kind byte_bpe or sentencepiece (without --init), or set "
     "tokenizer.path to a vocabulary of its characters"
@@ -188,6 +188,8 @@ def open_store(folder: Path) -> Corpus:
         splits = {name: _open_split(folder, name, record) for name in SPLITS}
         identity = {name: record[name] for name in ("identity", "splits", "vocab_size")}
         source, held_out = (record["identity"][name] for name in ("text", "held_out"))
+        switches = {name for name, value in source.items() if isinstance(value, bool)}
+        content = {name: source[name] for name in source.keys() - switches - _OF_READING}
         unknown = unknown_share(record)
         files = (name for split in SPLITS for name in _file_sizes(split, record))
         recorded = {**dict.fromkeys(files), **record["checksums"]}  # None differs from any checksum
@@ -199,9 +201,7 @@ def open_store(folder: Path) -> Corpus:
         eval=splits["eval"],
         fingerprint=digest.hexdigest(),
         text_identity=_digest([source, held_out]),
-        source_identity=_digest(
-            {k: x for k, x in source.items() if k not in _OF_READING and not isinstance(x, bool)}
-        ),
+        source_identity=_digest(content),
         unknown=unknown,
         verified=daemon_thread.start(lambda: checksums.check(folder, recorded, REMEDY)),
     )
