@@ -168,27 +168,26 @@ def _logits_on_cpu(hidden: Array, embeddings: Array) -> Array:
 def _scores_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
     query, key = saved
     gradient = gradient.astype(query.dtype)
-    return _einsum("BHLM,BHMK->BHLK", gradient, key), _transposed_matmul(gradient, query)
+    by_query = _product_of_heads(gradient, key, (3, 2)).astype(query.dtype)
+    return by_query, _transposed_matmul(gradient, query)
 
 
 @_with_gradient(_scores_backward)
 def _scores_on_cpu(query: Array, key: Array) -> Array:
     """Return what `attention_scores` does."""
-    return _einsum("BHLK,BHMK->BHLM", query, key, jnp.float32)
+    return _product_of_heads(query, key, (3, 3))
 
 
 def _context_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
     probabilities, value = saved
-    return (
-        _einsum("BHLK,BHMK->BHLM", gradient, value),
-        _transposed_matmul(probabilities, gradient),
-    )
+    by_probabilities = _product_of_heads(gradient, value, (3, 3)).astype(value.dtype)
+    return by_probabilities, _transposed_matmul(probabilities, gradient)
 
 
 @_with_gradient(_context_backward)
 def _context_on_cpu(probabilities: Array, value: Array) -> Array:
     """Return what `attention_context` does."""
-    return _einsum("BHLM,BHMK->BHLK", probabilities, value)
+    return _product_of_heads(probabilities, value, (3, 2)).astype(value.dtype)
 
 
 def _einsum(subscripts: str, x: Array, y: Array, dtype: Any = None) -> Array:
@@ -200,13 +199,32 @@ def _einsum(subscripts: str, x: Array, y: Array, dtype: Any = None) -> Array:
 
 def _weight_gradient(x: Float[Array, "*any I"], y: Float[Array, "*any O"]) -> Float[Array, "I O"]:
     """Return the sum over tokens of the outer products of `x` and `y`, in float32."""
-    x, y = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
+    inputs, outputs = x.shape[-1], y.shape[-1]
+    tokens = x.size // inputs
     if x.dtype != jnp.bfloat16:
+        x, y = x.reshape(tokens, inputs), y.reshape(tokens, outputs)
         return jnp.einsum("tI,tO->IO", x, y, preferred_element_type=jnp.float32)
-    x, y = _split_axis(x, 0), _split_axis(y, 0)
-    return optimization_barrier(
-        jnp.tensordot(x, y, ([0, 1], [0, 1]), preferred_element_type=jnp.float32)
-    )
+    # The narrower operand comes first, unless it takes longer to transpose the float32 result.
+    if tokens * (inputs - outputs) > 2 * inputs * outputs:
+        return _weight_gradient(y, x).T
+    # A copy of the first operand is transposed, slowly if its axes were joined before.
+    x, y = (_split_axis(each, 0) if each.ndim == 2 else each for each in (x, y))
+    axes = tuple(range(x.ndim - 1))
+    product = jnp.tensordot(x, y, (axes, axes), preferred_element_type=jnp.float32)
+    return optimization_barrier(product)
+
+
+def _product_of_heads(
+    x: Float[Array, "B H *x"], y: Float[Array, "B H *y"], axes: tuple[int, int]
+) -> Float[Array, "B H *xy"]:
+    """Return the float32 product of each head, summed over an axis of `x` and one of `y`."""
+    summed: Any = [(axis,) for axis in axes]
+    if x.dtype == jnp.bfloat16:
+        x, y = _split_axis(x, axes[0]), _split_axis(y, axes[1])
+        summed = [(axis, axis + 1) for axis in axes]
+    dimensions = summed, ((0, 1), (0, 1))  # the latter are those of the heads
+    product = jax.lax.dot_general(x, y, dimensions, preferred_element_type=jnp.float32)
+    return optimization_barrier(product)
 
 
 def _transposed_matmul(
