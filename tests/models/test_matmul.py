@@ -1,5 +1,7 @@
 """Matrix products in the form of each platform beside plain ones: values and gradients."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,6 +84,42 @@ def test_attention(platform, dtype, shape):
     check(matmul.attention_scores, lambda q, k: q @ k.mT, dtype, query, key)
     (probabilities,) = draw(1, dtype, (batch, heads, length, length))
     check(matmul.attention_context, lambda p, v: p @ v, dtype, probabilities, key)
+
+
+def dtypes_of_products(function, *operands) -> list[str]:
+    """The dtypes of the first operand of each product that the compiler makes of a function."""
+    dtypes, found = {}, []
+    for line in jax.jit(function).lower(*operands).compile().as_text().splitlines():
+        if match := re.match(r"\s+(?:ROOT )?%?([\w.-]+) = (\w+)\[.*? ([a-z-]+)\(%?([\w.-]*)", line):
+            name, dtype, opcode, operand = match.groups()
+            dtypes[name] = dtype
+            if opcode == "dot":
+                found.append(dtypes[operand])
+    return found
+
+
+def test_products_of_attention_use_the_instructions_that_a_plain_one_does():
+    """Transposes of heads beside a product would otherwise make a CPU convert it to float32."""
+    query, key, value, cotangent = draw(0, "bfloat16", *[(2, 32, 64)] * 4)
+
+    def heads(x):
+        return x.reshape(2, 32, 4, 16).swapaxes(1, 2)
+
+    def attention(query, key, value):
+        scores = matmul.attention_scores(heads(query), heads(key))
+        probabilities = jax.nn.softmax(scores).astype(value.dtype)
+        return matmul.attention_context(probabilities, heads(value)).swapaxes(1, 2)
+
+    def with_gradients(cotangent, *operands):
+        context, pull = jax.vjp(attention, *operands)
+        return context, pull(cotangent.reshape(context.shape))
+
+    def plain(x, y):
+        return jnp.matmul(x, y, preferred_element_type=jnp.float32)
+
+    (plain_dtype,) = dtypes_of_products(plain, query[0], key[0].T.copy())
+    products = dtypes_of_products(with_gradients, cotangent, query, key, value)
+    assert products == [plain_dtype] * 6
 
 
 @pytest.mark.parametrize("tokens", [(8, 20), (3, 7)])
