@@ -208,7 +208,8 @@ def _weight_gradient(x: Float[Array, "*any I"], y: Float[Array, "*any O"]) -> Fl
     if tokens * (inputs - outputs) > 2 * inputs * outputs:
         return _weight_gradient(y, x).T
     # A copy of the first operand is transposed, slowly if its axes were joined before.
-    x, y = (_split_axis(each, 0) if each.ndim == 2 else each for each in (x, y))
+    if sum(size > 1 for size in x.shape[:-1]) < 2:
+        x, y = (_split_axis(each.reshape(tokens, -1), 0) for each in (x, y))
     axes = tuple(range(x.ndim - 1))
     product = jnp.tensordot(x, y, (axes, axes), preferred_element_type=jnp.float32)
     return optimization_barrier(product)

@@ -98,6 +98,14 @@ def dtypes_of_products(function, *operands) -> list[str]:
     return found
 
 
+def dtype_of_a_plain_product() -> str:
+    def plain(x, y):
+        return jnp.matmul(x, y, preferred_element_type=jnp.float32)
+
+    (dtype,) = dtypes_of_products(plain, *draw(0, "bfloat16", (32, 64), (64, 32)))
+    return dtype
+
+
 def test_products_of_attention_use_the_instructions_that_a_plain_one_does():
     """Transposes of heads beside a product would otherwise make a CPU convert it to float32."""
     query, key, value, cotangent = draw(0, "bfloat16", *[(2, 32, 64)] * 4)
@@ -114,12 +122,20 @@ def test_products_of_attention_use_the_instructions_that_a_plain_one_does():
         context, pull = jax.vjp(attention, *operands)
         return context, pull(cotangent.reshape(context.shape))
 
-    def plain(x, y):
-        return jnp.matmul(x, y, preferred_element_type=jnp.float32)
-
-    (plain_dtype,) = dtypes_of_products(plain, query[0], key[0].T.copy())
     products = dtypes_of_products(with_gradients, cotangent, query, key, value)
-    assert products == [plain_dtype] * 6
+    assert products == [dtype_of_a_plain_product()] * 6
+
+
+@pytest.mark.parametrize("shape", [(2, 16), (1, 32), (32, 1), (32,)])
+def test_gradients_of_a_dense_layer_use_them_too(shape):
+    x, cotangent = draw(0, "bfloat16", (*shape, 64), (*shape, 16))
+    kernel, bias = draw(1, "float32", (64, 16), (16,))
+
+    def gradients(cotangent, *operands):
+        return jax.vjp(matmul.dense_group, *operands)[1]((cotangent,))
+
+    products = dtypes_of_products(gradients, cotangent, x, [kernel], [bias])
+    assert products == [dtype_of_a_plain_product()] * 2
 
 
 @pytest.mark.parametrize("tokens", [(8, 20), (3, 7)])
