@@ -234,17 +234,16 @@ def _transposed_matmul(
     """Return `x.T @ y` of each head, in their dtype."""
     if x.dtype != jnp.bfloat16:
         return jnp.einsum("BHLM,BHLK->BHMK", x, y)
-    x, y = _split_axis(x, 2), _split_axis(y, 2)
     # The narrower operand comes first.
-    result = jnp.einsum("BHLsK,BHLsM->BHKM", y, x, preferred_element_type=jnp.float32)
-    return optimization_barrier(result).swapaxes(2, 3).astype(y.dtype)
+    return _product_of_heads(y, x, (2, 2)).swapaxes(2, 3).astype(y.dtype)
 
 
 def _split_axis(x: Array, axis: int) -> Array:
     """Return `x` with an axis split in two, for a contraction over both.
 
     For a contraction over two axes the compiler copies the operand so that they are contiguous,
-    as bfloat16 instructions need them; for one over a single axis it does not.
+    as bfloat16 instructions need them. For one over a single axis it joins a transpose to the
+    product, which it then computes in float32 (benchmarks/records/2026-11-29-cpu).
     """
     size = x.shape[axis]
     inner = 1 + (size % 2 == 0)
